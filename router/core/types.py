@@ -1,0 +1,126 @@
+"""Values that the parts of core exchange: block keys, prompts as keys, worker facts, decisions."""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+WorkerId = NewType("WorkerId", str)
+BLOCK_TOKENS = 16  # canonical block; an engine's block is a multiple (design: keys)
+TEXT_BLOCK_BYTES = 64  # one block of text keys, about 16 tokens of English
+
+Keys = array  # typecode 'Q': one chained 64-bit key per block, first block first
+
+
+class KeyForm(StrEnum):
+    """What a chain was hashed from. Chains of different forms never compare equal: the form is in the namespace."""
+
+    TOKENS = "tokens"
+    TEXT = "text"
+    RAW = "raw"  # first bytes of a body too large to be parsed
+    NONE = "none"
+
+
+class Truth(StrEnum):
+    """How the router knows what a worker has cached."""
+
+    EXACT = "exact"
+    MODELLED = "modelled"
+    UNTRUSTED = "untrusted"
+    NONE = "none"
+
+
+class Lifecycle(StrEnum):
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class PromptKeys:
+    """A prompt as the chain of its block keys.
+
+    `keys` may be a leading part of the whole chain while `complete` is False; what is missing is not held by any
+    worker or is being computed. `prompt_tokens` counts the whole prompt, estimated where `exact_tokens` is False.
+    """
+
+    keys: "array[int]"
+    prompt_tokens: int
+    form: KeyForm = KeyForm.TOKENS
+    complete: bool = True
+    exact_tokens: bool = True
+    unkeyed_reason: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Usage:
+    """What an engine reported about one request; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class CandidateCost:
+    """One worker's numbers in one decision. Seconds, tokens and requests as named."""
+
+    worker: WorkerId
+    matched_tokens: int
+    uncached_tokens: int
+    prefill_s: float  # x: this prompt's uncached tokens over the worker's speed
+    backlog_s: float  # u: prefill work ahead of it
+    price: float  # q: what a second of work costs later arrivals
+    cost_s: float
+    in_flight: int
+    truth: Truth
+    home: bool  # one of the prompt's homes on the ring
+    session: bool  # the worker of the session hint
+
+
+@dataclass(slots=True)
+class Decision:
+    """Why a request went where it went. Kept in the decision log, filled in as the request goes on."""
+
+    request_id: str
+    at_s: float  # wall clock, seconds since the epoch
+    policy: str
+    reason: str  # e.g. warm_prefix, ring_home, least_queue, session, only_candidate, retry
+    worker: WorkerId
+    model: str
+    prompt_tokens: int
+    key_form: KeyForm
+    unkeyed_reason: str | None
+    predicted_cached_tokens: int
+    candidates: tuple[CandidateCost, ...] = ()
+    session: str | None = None
+    tried: tuple[WorkerId, ...] = ()
+    actual_cached_tokens: int | None = None
+    ttft_s: float | None = None
+    duration_s: float | None = None
+    status: int | None = None
+    outcome: str | None = None  # ok, client_gone, or the reason of an error
+
+
+@dataclass(slots=True)
+class WorkerReport:
+    """What a sidecar says of one worker (design: state contract). None is unknown, never 0."""
+
+    worker: WorkerId
+    kind: str
+    url: str
+    generation: str
+    lifecycle: Lifecycle
+    reported_at_s: float  # monotonic clock of the router
+    models: tuple[str, ...] | None = None
+    block_tokens: int | None = None
+    capacity_tokens: int | None = None
+    running: int | None = None
+    waiting: int | None = None
+    waiting_tokens: int | None = None
+    kv_used_ratio: float | None = None
+    truth: Truth = Truth.MODELLED
+    truth_reason: str = ""
+    detail: str = ""  # why it is down or loading, for people
+    extra: dict[str, float] = field(default_factory=dict)
