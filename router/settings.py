@@ -199,12 +199,12 @@ def parse_engine(text: str) -> EngineSpec:
     head, *options = text.split(",")
     kind, separator, url = head.partition("=")
     if not separator:
-        raise SettingsError(f"engine: {text!r} is not KIND=URL[,key=value…] with KIND one of {', '.join(KINDS)}")
+        raise SettingsError(f"engine: {head!r} is not KIND=URL[,key=value…] with KIND one of {', '.join(KINDS)}")
     values: dict[str, Any] = {}
     for option in options:
         key, separator, value = option.partition("=")
         if not separator or key not in ENGINE_OPTIONS:
-            raise SettingsError(f"engine: option {option!r} is not one of {', '.join(f'{k}=' for k in ENGINE_OPTIONS)}")
+            raise SettingsError(f"engine: option {key!r} is not one of {', '.join(f'{k}=' for k in ENGINE_OPTIONS)}")
         try:
             values[key] = ENGINE_OPTIONS[key](value)
         except ValueError:

@@ -1,0 +1,293 @@
+"""`warmline workers` and `warmline explain`: asks a router's admin port and prints the answer for people.
+
+What the admin port sends is data from elsewhere: missing fields show as a dash, control characters never reach the
+terminal, and an answer that is not the expected JSON is an error text, never a traceback.
+"""
+
+import http.client
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+PIPE_WIDTH = 1000  # columns where standard output is no terminal: nothing is folded or cut
+UNKNOWN = "–"
+
+Row = Mapping[str, Any]
+
+REASONS = {
+    "warm_prefix": "it held the start of this prompt and was the cheapest",
+    "ring_home": "no worker held this prompt, and it is one of the prompt's homes on the ring",
+    "least_queue": "it had the least to do",
+    "cheapest": "it was the cheapest",
+    "session": "it served this session before and was cheap enough",
+    "only_candidate": "it was the only worker that could serve the model",
+    "retry": "the worker chosen first failed",
+    "ring": "it is the prompt's home on the ring",
+    "ring_next": "the prompt's home on the ring was at its bound, and it is next",
+    "round_robin": "it was its turn",
+    "random": "it was drawn at random",
+}
+
+
+class AdminError(Exception):
+    """The admin port gave no usable answer; the text says why."""
+
+
+def show_workers(admin: str, as_json: bool) -> int:
+    """Prints all workers. Returns the exit status."""
+    try:
+        answer = fetch(admin, "/workers")
+        if as_json:
+            return print_json(answer)
+        print_workers(rows_of(answer.get("workers")), console())
+    except AdminError as error:
+        return fail(error)
+    return 0
+
+
+def show_decision(admin: str, request_id: str, as_json: bool) -> int:
+    """Prints why one request went where it went. Returns the exit status."""
+    try:
+        answer = fetch(admin, "/decisions/" + quote(request_id, safe=""))
+        if as_json:
+            return print_json(answer)
+        print_decision(answer, console())
+    except AdminError as error:
+        return fail(error)
+    return 0
+
+
+def fail(error: AdminError) -> int:
+    print(f"warmline: {plain(error)}", file=sys.stderr)
+    return 1
+
+
+def print_json(answer: Row) -> int:
+    print(json.dumps(answer, indent=2))
+    return 0
+
+
+def console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+
+
+def fetch(admin: str, path: str) -> dict[str, Any]:
+    """GET on the admin port, proxies ignored. Raises AdminError."""
+    base = admin.rstrip("/") if "://" in admin else f"http://{admin.rstrip('/')}"
+    if urlsplit(base).scheme not in ("http", "https"):
+        raise AdminError(f"--admin {admin!r} is not http://HOST:PORT")
+    try:
+        request = Request(base + path, headers={"Accept": "application/json"})
+        with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT_S) as response:
+            body = response.read(MAX_ANSWER_BYTES)
+    except HTTPError as error:
+        with error:
+            raise AdminError(error_text(base, error)) from None
+    except URLError as error:
+        raise AdminError(f"no router answers at {base}: {getattr(error.reason, 'strerror', None) or error.reason}") from None
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise AdminError(f"no usable answer from {base}: {error or type(error).__name__}") from None
+    return read_object(base, body)
+
+
+def read_object(base: str, body: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict):
+        raise AdminError(f"{base} does not answer like the admin port of Warmline")
+    return answer
+
+
+def error_text(base: str, error: HTTPError) -> str:
+    """The message of the error answer when it has one."""
+    try:
+        message = json.loads(error.read(MAX_ANSWER_BYTES))["error"]["message"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, http.client.HTTPException):
+        message = error.reason
+    return f"{base} answered {error.code}: {message}"
+
+
+def rows_of(value: Any) -> list[Row]:
+    if not isinstance(value, list) or not all(isinstance(row, dict) for row in value):
+        raise AdminError("the admin port's answer holds no list of objects where one is due")
+    return value
+
+
+def plain(value: object) -> str:
+    """Text safe for a terminal: whatever is not printable becomes a question mark."""
+    return "".join(c if c.isprintable() else "?" for c in str(value))
+
+
+def cell(value: object, form: str = "") -> str:
+    """A table cell: a dash for unknown, numbers in `form` (a format specification)."""
+    if value is None or value == "":
+        return UNKNOWN
+    if isinstance(value, list):
+        return plain(", ".join(str(entry) for entry in value)) or UNKNOWN
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return format(value, form) if number and form else plain(value)
+
+
+def seconds(value: object) -> str:
+    """A time in milliseconds below one second, in seconds above."""
+    if not isinstance(value, (int, float)):
+        return UNKNOWN
+    return f"{value * 1000:.1f} ms" if abs(value) < 1 else f"{value:.2f} s"
+
+
+def make_table(columns: Sequence[str], right: frozenset[str]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return table
+
+
+LIFECYCLE_STYLES = {"ready": "green", "loading": "yellow", "draining": "yellow", "down": "red"}
+WORKER_NUMBERS = frozenset({"in flight", "running", "waiting", "KV used", "capacity", "held", "tokens/s"})
+
+
+def print_workers(workers: Sequence[Row], out: Console) -> None:
+    if not workers:
+        out.print("The router knows no workers.")
+        return
+    columns = (
+        "worker",
+        "kind",
+        "state",
+        "models",
+        "in flight",
+        "running",
+        "waiting",
+        "KV used",
+        "capacity",
+        "held",
+        "tokens/s",
+    )
+    table = make_table((*columns, "truth", "why"), WORKER_NUMBERS)
+    for worker in workers:
+        state = cell(worker.get("lifecycle"))
+        table.add_row(
+            Text(cell(worker.get("id"))),
+            Text(cell(worker.get("kind"))),
+            Text(state, style=LIFECYCLE_STYLES.get(state, "")),
+            Text(cell(worker.get("models"))),
+            cell(worker.get("in_flight"), ","),
+            cell(worker.get("running"), ","),
+            cell(worker.get("waiting"), ","),
+            cell(worker.get("kv_used_ratio"), ".0%"),
+            cell(worker.get("capacity_tokens"), ","),
+            cell(worker.get("blocks_held"), ","),
+            cell(worker.get("prefill_tokens_per_s"), ",.0f"),
+            Text(cell(worker.get("truth"))),
+            Text(cell(worker.get("why"))),
+        )
+    out.print(table)
+
+
+def print_decision(decision: Row, out: Console) -> None:
+    """One sentence why, the request's numbers, then every candidate, the cheapest first and the chosen one marked."""
+    candidates = sorted(rows_of(decision.get("candidates", [])), key=cost_of)
+    out.print(Text(why(decision, candidates)))
+    out.print()
+    for name, value in facts(decision):
+        out.print(Text(f"  {name:<9} {value}"))
+    if candidates:
+        out.print()
+        out.print(candidate_table(decision, candidates))
+
+
+def cost_of(candidate: Row) -> float:
+    cost = candidate.get("cost_s")
+    return float(cost) if isinstance(cost, (int, float)) else float("inf")
+
+
+def why(decision: Row, candidates: Sequence[Row]) -> str:
+    """The one sentence: where the request went, and the reason in words."""
+    reason = str(decision.get("reason"))
+    text = f"Request {cell(decision.get('request_id'))} went to {cell(decision.get('worker'))} because "
+    text += REASONS.get(reason, f"of the rule {plain(reason)}")
+    if reason == "retry" and decision.get("tried"):
+        text += f" ({cell(decision.get('tried'))})"
+    if len(candidates) > 1:
+        text += f", out of {len(candidates)} candidates"
+    return text + "."
+
+
+def facts(decision: Row) -> list[tuple[str, str]]:
+    """(name, text) lines about the request. Unknown outcomes are left out while it runs."""
+    rows = [
+        ("model", cell(decision.get("model"))),
+        ("policy", f"{cell(decision.get('policy'))}, reason {cell(decision.get('reason'))}"),
+        ("prompt", f"{cell(decision.get('prompt_tokens'), ',')} tokens, keys from {key_source(decision)}"),
+        ("cached", cached_text(decision)),
+        ("TTFT", seconds(decision.get("ttft_s"))),
+        ("outcome", outcome_text(decision)),
+    ]
+    if isinstance(decision.get("at_s"), (int, float)):
+        rows.insert(0, ("at", datetime.fromtimestamp(decision["at_s"]).astimezone().isoformat(" ", "milliseconds")))
+    if decision.get("session"):
+        rows.append(("session", cell(decision["session"])))
+    if decision.get("tried"):
+        rows.append(("tried", cell(decision["tried"])))
+    return rows
+
+
+def key_source(decision: Row) -> str:
+    reason = decision.get("unkeyed_reason")
+    return cell(decision.get("key_form")) + (f" ({plain(reason)})" if reason else "")
+
+
+def cached_text(decision: Row) -> str:
+    """Predicted against actual cached tokens; the engine may not have told the latter, or not yet."""
+    predicted, actual = decision.get("predicted_cached_tokens"), decision.get("actual_cached_tokens")
+    if actual is None:
+        return f"{cell(predicted, ',')} tokens predicted, the engine has not told"
+    return f"{cell(predicted, ',')} tokens predicted, {cell(actual, ',')} actual"
+
+
+def outcome_text(decision: Row) -> str:
+    if decision.get("outcome") is None:
+        began = decision.get("at_s")
+        age = f" for {time.time() - began:.1f} s" if isinstance(began, (int, float)) else ""
+        return f"running{age}"
+    return f"{cell(decision['outcome'])}, status {cell(decision.get('status'))}, after {seconds(decision.get('duration_s'))}"
+
+
+CANDIDATE_COLUMNS = ("", "worker", "cost", "cached", "to compute", "prefill", "backlog", "price", "in flight", "truth", "hints")
+
+
+def candidate_table(decision: Row, candidates: Sequence[Row]) -> Table:
+    table = make_table(CANDIDATE_COLUMNS, frozenset(CANDIDATE_COLUMNS[2:9]))
+    for candidate in candidates:
+        chosen = candidate.get("worker") == decision.get("worker")
+        hints = [name for name, key in (("ring home", "home"), ("session", "session")) if candidate.get(key)]
+        table.add_row(
+            "→" if chosen else "",
+            Text(cell(candidate.get("worker"))),
+            seconds(candidate.get("cost_s")),
+            cell(candidate.get("matched_tokens"), ","),
+            cell(candidate.get("uncached_tokens"), ","),
+            seconds(candidate.get("prefill_s")),
+            seconds(candidate.get("backlog_s")),
+            cell(candidate.get("price"), ".3f"),
+            cell(candidate.get("in_flight"), ","),
+            Text(cell(candidate.get("truth"))),
+            ", ".join(hints),
+            style="bold" if chosen else "",
+        )
+    return table

@@ -1,0 +1,208 @@
+"""Log lines: messages of the program on standard error, one line per request on standard output.
+
+Neither ever blocks the event loop (see line_writer.py), and neither shows prompts, headers or keys.
+"""
+
+import logging
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import NamedTuple
+
+import orjson
+
+from router.core.stats import Stats
+from router.line_writer import LineWriter
+from router.settings import LogSettings
+
+ACCESS_DELAY_S = 0.1  # lines of this long go out in one write
+MAX_TEXT = 256  # longest client-chosen text kept in a line
+
+
+class AccessEntry(NamedTuple):
+    """One answered request. None is unknown or does not apply; times in seconds, `at_s` on the wall clock."""
+
+    at_s: float
+    request_id: str
+    method: str
+    path: str  # shown without its query, which may hold a secret
+    client: str  # address of the client
+    status: int | None  # None: the client went before any answer
+    outcome: str  # ok, client_gone, or the reason of an error
+    model: str | None = None
+    worker: str | None = None
+    policy: str | None = None
+    choice: str | None = None  # why this worker: Decision.reason
+    keys: str | None = None  # form of the keys
+    prompt_tokens: int | None = None
+    predicted_cached_tokens: int | None = None
+    actual_cached_tokens: int | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    retries: int = 0
+
+
+class AccessLog:
+    """`write` costs the event loop well under a microsecond; formatting and writing happen on a thread."""
+
+    def __init__(self, settings: LogSettings, stats: Stats, fd: int = 1) -> None:
+        self._stats = stats
+        render = access_json if settings.log_format == "json" else access_text
+        self._writer = LineWriter(fd, render, settings.max_log_lines, self._count_drop, ACCESS_DELAY_S, "access-log")
+
+    @property
+    def waiting(self) -> int:
+        """Lines not yet written."""
+        return self._writer.waiting
+
+    def write(self, entry: AccessEntry) -> None:
+        """Queues a line, or drops and counts it when too many wait. Holds no more than a line's worth of text."""
+        if len(entry.path) > MAX_TEXT or len(entry.request_id) > MAX_TEXT or (entry.model and len(entry.model) > MAX_TEXT):
+            entry = shortened(entry)
+        self._writer.write(entry)
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Writes what waits, for at most `timeout_s`."""
+        self._writer.close(timeout_s)
+
+    def _count_drop(self, lines: int) -> None:
+        self._stats.log_lines_dropped += lines
+
+
+def shortened(entry: AccessEntry) -> AccessEntry:
+    model = entry.model and entry.model[:MAX_TEXT]
+    return entry._replace(path=entry.path[:MAX_TEXT], request_id=entry.request_id[:MAX_TEXT], model=model)
+
+
+@lru_cache(maxsize=16)
+def second_text(second: int) -> str:
+    return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def time_text(at_s: float) -> str:
+    """ISO 8601 in UTC with milliseconds."""
+    milliseconds = int(at_s * 1000)
+    return f"{second_text(milliseconds // 1000)}.{milliseconds % 1000:03d}Z"
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 2)
+
+
+def quoted(text: str) -> str:
+    """Text as one word of a key=value line: quoted when it holds spaces, quotes, `=` or anything unprintable."""
+    if text.isprintable() and not any(c in text for c in ' "=\\') and text:
+        return text
+    return orjson.dumps(text.encode("utf-8", "replace").decode()).decode().replace("\x7f", "\\u007f")
+
+
+def access_fields(entry: AccessEntry) -> dict[str, object]:
+    """The fields of a line under their names in the log, in order."""
+    return {
+        "time": time_text(entry.at_s),
+        "id": entry.request_id,
+        "method": entry.method,
+        "path": entry.path.partition("?")[0],
+        "status": entry.status,
+        "outcome": entry.outcome,
+        "model": entry.model,
+        "worker": entry.worker,
+        "policy": entry.policy,
+        "choice": entry.choice,
+        "keys": entry.keys,
+        "prompt_tokens": entry.prompt_tokens,
+        "predicted_cached": entry.predicted_cached_tokens,
+        "actual_cached": entry.actual_cached_tokens,
+        "ttft_ms": milliseconds(entry.ttft_s),
+        "duration_ms": milliseconds(entry.duration_s),
+        "bytes_in": entry.request_bytes,
+        "bytes_out": entry.response_bytes,
+        "client": entry.client,
+        "retries": entry.retries,
+    }
+
+
+def access_text(entry: AccessEntry) -> bytes:
+    """`key=value …`; what is unknown is left out."""
+    words = [
+        f"{name}={quoted(value) if isinstance(value, str) else value}"
+        for name, value in access_fields(entry).items()
+        if value is not None
+    ]
+    return (" ".join(words) + "\n").encode()
+
+
+def access_json(entry: AccessEntry) -> bytes:
+    """One object with every field; what is unknown is null."""
+    return json_line(access_fields(entry))
+
+
+def json_line(fields: dict[str, object]) -> bytes:
+    try:
+        return orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+    except orjson.JSONEncodeError:  # lone surrogates
+        clean = {k: v.encode("utf-8", "replace").decode() if isinstance(v, str) else v for k, v in fields.items()}
+        return orjson.dumps(clean, option=orjson.OPT_APPEND_NEWLINE)
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-01-31T12:00:00.000Z INFO warmline.fleet worker is ready`; a traceback follows on lines of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{time_text(record.created)} {record.levelname} {record.name} {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": time_text(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json_line(fields).decode().rstrip("\n")
+
+
+class MessageLog(logging.Handler):
+    """Handler that formats where it is called (messages are rare) and leaves writing to a thread."""
+
+    def __init__(self, settings: LogSettings, stats: Stats, fd: int = 2) -> None:
+        super().__init__()
+        self._stats = stats
+        self.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
+        self._writer: LineWriter[str] = LineWriter(fd, encoded, settings.max_log_lines, self._count_drop, name="message-log")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.write(self.format(record))
+        except Exception:
+            self.handleError(record)
+
+    def close(self) -> None:
+        """Called by logging at exit too: what waits is written, for at most two seconds."""
+        self._writer.close()
+        super().close()
+
+    def _count_drop(self, lines: int) -> None:
+        self._stats.log_lines_dropped += lines
+
+
+def encoded(line: str) -> bytes:
+    return line.encode("utf-8", "replace") + b"\n"
+
+
+def setup_logging(settings: LogSettings, stats: Stats, fd: int = 2) -> MessageLog:
+    """Sends all loggers to `fd`; the caller closes the returned handler last. Replaces what an earlier call set."""
+    handler = MessageLog(settings, stats, fd)
+    root = logging.getLogger()
+    for old in [old for old in root.handlers if isinstance(old, MessageLog)]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(settings.log_level.upper())
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    return handler
