@@ -3,7 +3,9 @@
 Neither ever blocks the event loop (see line_writer.py), and neither shows prompts, headers or keys.
 """
 
+import json
 import logging
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -90,11 +92,17 @@ def milliseconds(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1000, 2)
 
 
+PLAIN_WORD = re.compile(r"[!#-<>-\[\]-~]+").fullmatch  # printable ASCII but space, quote, = and backslash
+
+
 def quoted(text: str) -> str:
-    """Text as one word of a key=value line: quoted when it holds spaces, quotes, `=` or anything unprintable."""
-    if text.isprintable() and not any(c in text for c in ' "=\\') and text:
+    """Text as one word of a key=value line: in quotes when it holds spaces, quotes, `=` or anything unprintable."""
+    if PLAIN_WORD(text):
         return text
-    return orjson.dumps(text.encode("utf-8", "replace").decode()).decode().replace("\x7f", "\\u007f")
+    return json.dumps(text, ensure_ascii=not text.isprintable())
+
+
+quoted_again = lru_cache(maxsize=1024)(quoted)  # for words of few values, such as worker and model
 
 
 def access_fields(entry: AccessEntry) -> dict[str, object]:
@@ -124,13 +132,32 @@ def access_fields(entry: AccessEntry) -> dict[str, object]:
 
 
 def access_text(entry: AccessEntry) -> bytes:
-    """`key=value …`; what is unknown is left out."""
+    """`key=value …`; what is unknown is left out. Spelled out because it is CPU of every request: 3 µs, a loop takes 8."""
     words = [
-        f"{name}={quoted(value) if isinstance(value, str) else value}"
-        for name, value in access_fields(entry).items()
-        if value is not None
+        f"time={time_text(entry.at_s)} id={quoted(entry.request_id)} method={quoted_again(entry.method)} "
+        f"path={quoted_again(entry.path.partition('?')[0])}"
     ]
-    return (" ".join(words) + "\n").encode()
+    if entry.status is not None:
+        words.append(f"status={entry.status}")
+    words.append(f"outcome={quoted_again(entry.outcome)}")
+    for name, text in (("model", entry.model), ("worker", entry.worker), ("policy", entry.policy), ("choice", entry.choice)):
+        if text is not None:
+            words.append(f"{name}={quoted_again(text)}")
+    if entry.keys is not None:
+        words.append(f"keys={entry.keys}")
+    if entry.prompt_tokens is not None:
+        words.append(f"prompt_tokens={entry.prompt_tokens}")
+    if entry.predicted_cached_tokens is not None:
+        words.append(f"predicted_cached={entry.predicted_cached_tokens}")
+    if entry.actual_cached_tokens is not None:
+        words.append(f"actual_cached={entry.actual_cached_tokens}")
+    if entry.ttft_s is not None:
+        words.append(f"ttft_ms={entry.ttft_s * 1000:.2f}")
+    words.append(
+        f"duration_ms={entry.duration_s * 1000:.2f} bytes_in={entry.request_bytes} bytes_out={entry.response_bytes} "
+        f"client={quoted(entry.client)} retries={entry.retries}\n"
+    )
+    return " ".join(words).encode()
 
 
 def access_json(entry: AccessEntry) -> bytes:
@@ -146,11 +173,16 @@ def json_line(fields: dict[str, object]) -> bytes:
         return orjson.dumps(clean, option=orjson.OPT_APPEND_NEWLINE)
 
 
+def one_line(text: str) -> str:
+    """Text of others (an engine's error, say) can neither start a line of its own nor steer a terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class TextFormatter(logging.Formatter):
     """`2026-01-31T12:00:00.000Z INFO warmline.fleet worker is ready`; a traceback follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = f"{time_text(record.created)} {record.levelname} {record.name} {record.getMessage()}"
+        text = f"{time_text(record.created)} {record.levelname} {record.name} {one_line(record.getMessage())}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

