@@ -59,14 +59,25 @@ class BodyTooLarge(RouterError):
     status, reason, type = 413, "body_too_large", "invalid_request_error"
 
 
+class VersionNotSupported(BadFraming):
+    status, reason = 505, "http_version_not_supported"
+
+
 class HeadTooLarge(RouterError):
     status, reason, type = 431, "head_too_large", "invalid_request_error"
 
 
 class Overloaded(RouterError):
-    """A bound of the router or of every worker is reached."""
+    """Every worker that could serve the request is at its bound."""
 
     status, reason, type = 429, "overloaded", "rate_limit_error"
+    retry_after_s = 1
+
+
+class RouterFull(RouterError):
+    """A bound of the router itself is reached: requests in flight or bytes of bodies."""
+
+    status, reason, type = 503, "router_full", "service_unavailable_error"
     retry_after_s = 1
 
 

@@ -1,0 +1,518 @@
+"""The life of one request: read, keyed, placed, sent, relayed, counted. Plain callbacks, no task of its own."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from router.core.placement import Lease
+from router.core.types import WorkerId
+from router.errors import (
+    NoWorker,
+    Overloaded,
+    PathNotFound,
+    RouterError,
+    RouterFull,
+    ShuttingDown,
+    UpstreamBroken,
+    UpstreamClosed,
+    UpstreamTimeout,
+)
+from router.log import AccessEntry
+from router.proxy.relay import Relay
+from router.proxy.request import IncomingRequest
+from router.proxy.routes import HEALTH, MODELS, OTHER, route_of
+from router.proxy.upstream import Endpoint, UpstreamConnection
+from router.tokens.keyer import Keying
+from router.wire.http_head import (
+    DROPPED_FROM_REQUEST,
+    AnswerFacts,
+    Header,
+    clean_request_id,
+    local_answer,
+    named_by_connection,
+    origin_path,
+    request_head,
+    response_head,
+)
+from router.wire.openai_error import error_body, error_event, model_body, models_list
+from router.wire.openai_request import ModelCall, read_call
+
+if TYPE_CHECKING:
+    from router.proxy.listener import ClientConnection
+    from router.proxy.plane import DataPlane
+
+KEYED_TAIL_BYTES = 64 * 1024  # of a large body: clients that send `model` last
+CLIENT_GONE = "client_gone"
+OK = "ok"
+
+
+class Exchange:
+    """One request and its answer. Every path ends in `_end` exactly once, which gives back lease, counts and memory."""
+
+    __slots__ = (
+        "_body_in",
+        "_call",
+        "_client",
+        "_connection",
+        "_done",
+        "_endpoint",
+        "_key_timer",
+        "_keying",
+        "_keying_s",
+        "_lease",
+        "_path",
+        "_plane",
+        "_relay",
+        "_retries",
+        "_route",
+        "_sent",
+        "_stale_retry",
+        "_target",
+        "_total_deadline_s",
+        "_tried",
+        "request",
+        "request_id",
+    )
+
+    def __init__(self, plane: "DataPlane", client: "ClientConnection", request: IncomingRequest) -> None:
+        self._plane = plane
+        self._client = client
+        self.request = request
+        self._body_in = request.body_bytes
+        self._route: str = OTHER
+        self._path = ""
+        self._target = b""
+        self.request_id = ""
+        self._call: ModelCall | None = None
+        self._keying: Keying | None = None
+        self._keying_s = 0.0
+        self._key_timer: asyncio.TimerHandle | None = None
+        self._lease: Lease | None = None
+        self._endpoint: Endpoint | None = None
+        self._connection: UpstreamConnection | None = None
+        self._relay: Relay | None = None
+        self._tried: tuple[WorkerId, ...] = ()
+        self._retries = 0
+        self._stale_retry = False
+        self._sent = False
+        self._done = False
+        self._total_deadline_s = 0.0
+
+    @property
+    def answer_started(self) -> bool:
+        """True once bytes of the final answer went to the client: from then on no retry and no other status."""
+        return self._relay is not None
+
+    # Reading and keying
+
+    def start(self) -> None:
+        """Route the request. Called once, with the request whole."""
+        plane, request = self._plane, self.request
+        plane.stats.requests_in_flight += 1
+        given = request.header(b"x-request-id")
+        clean = clean_request_id(given) if given is not None else None
+        self.request_id = clean.decode("ascii") if clean is not None else plane.new_request_id()
+        path, self._target = origin_path(request.target)
+        self._path = path.decode("ascii", "replace")
+        self._total_deadline_s = request.started_s + plane.timeouts.total_timeout_s
+        self._client.deadline_s = self._total_deadline_s
+        try:
+            if plane.stats.requests_in_flight > plane.limits.max_requests_in_flight:
+                raise RouterFull("the router answers as many requests as it may; try again shortly")
+            route = route_of(self._path)
+            if route is None:
+                raise PathNotFound(f"no such path: {self._path}")
+            self._route = route
+            if route is HEALTH or route is MODELS:
+                self._answer_locally(route)
+                return
+            self._key()
+        except RouterError as error:
+            self._answer_error(error)
+
+    def _key(self) -> None:
+        plane, request = self._plane, self.request
+        body = request.body[0] if len(request.body) == 1 else self._leading_body()
+        session = request.header(b"x-session-id")
+        self._call = call = read_call(
+            self._path, body, session.decode("latin-1") if session else None, plane.settings.tokens
+        )
+        self._keying_s = plane.clock()
+        self._keying = keying = plane.keyer.start(call, plane.placement.is_held)
+        waiting = keying.waiting
+        if waiting is None or waiting.done():
+            self._choose()
+            return
+        loop = asyncio.get_running_loop()
+        self._key_timer = loop.call_later(plane.settings.tokens.key_deadline_s, self._key_deadline)
+        waiting.add_done_callback(self._keys_ready)
+
+    def _leading_body(self) -> bytes:
+        """The whole body, or as much of a large one as keys are made from: joining 20 MB would stall everyone for 5 ms."""
+        limit = self._plane.settings.tokens.max_keyed_body_bytes
+        if self._body_in <= limit:
+            return b"".join(self.request.body)
+        leading, size = [], 0
+        for piece in self.request.body:
+            leading.append(piece)
+            size += len(piece)
+            if size > limit:
+                break
+        return b"".join((*leading, self.request.body[-1][-KEYED_TAIL_BYTES:]))
+
+    def _keys_ready(self, _: "asyncio.Future[None]") -> None:
+        if self._key_timer is not None:
+            self._key_timer.cancel()
+            self._key_timer = None
+            if not self._done:
+                self._choose()
+
+    def _key_deadline(self) -> None:
+        self._key_timer = None
+        self._plane.stats.key_deadline_missed += 1
+        if not self._done:
+            self._choose()
+
+    # Choosing and sending
+
+    def _choose(self) -> None:
+        plane, call, keying = self._plane, self._call, self._keying
+        assert call is not None and keying is not None
+        now_s = plane.clock()
+        if not self._tried:
+            plane.stats.key_wait_s.observe(now_s - self._keying_s)
+        try:
+            workers = plane.fleet.candidates(call.model, self._tried)
+            self._lease = lease = plane.placement.choose(
+                self.request_id,
+                call.model or "",
+                keying.keys,
+                workers,
+                session=call.session,
+                tried=self._tried,
+                now_s=now_s,
+                wall_s=plane.wall(),
+                stream=call.stream,
+            )
+        except RouterError as error:
+            self._answer_error(error)
+            return
+        plane.stats.decision_s.observe(plane.clock() - now_s)
+        self._endpoint = endpoint = plane.endpoint(lease.worker)
+        self._await_answer(now_s)
+        try:
+            connection = plane.pool.acquire(endpoint, self)
+        except Overloaded as error:
+            self._try_another(error)
+            return
+        if connection is not None:
+            self._send(connection)
+
+    def _await_answer(self, now_s: float) -> None:
+        self._client.deadline_s = min(self._total_deadline_s, now_s + self._plane.timeouts.first_byte_timeout_s)
+
+    def _send(self, connection: UpstreamConnection) -> None:
+        request, endpoint = self.request, self._endpoint
+        assert endpoint is not None
+        self._connection = connection
+        dropped: frozenset[bytes] | set[bytes] = DROPPED_FROM_REQUEST
+        added: list[Header] = []
+        named = request.header(b"connection")
+        if named is not None and named.lower() not in (b"keep-alive", b"close"):
+            dropped = dropped | named_by_connection(named)
+        if endpoint.authorization is not None:
+            dropped = dropped | {b"authorization", b"x-api-key"}
+            added.append((b"Authorization", endpoint.authorization))
+        given = request.header(b"x-request-id")
+        if given is None or given != self.request_id.encode("ascii"):
+            dropped = dropped | {b"x-request-id"}
+            added.append((b"X-Request-Id", self.request_id.encode("ascii")))
+        head = request_head(
+            request.method,
+            endpoint.prefix + self._target,
+            request.headers,
+            host=endpoint.authority,
+            body_bytes=self._body_in if request.framed else None,
+            dropped=dropped,
+            added=added,
+        )
+        self._sent = True
+        connection.send(self, head, request.body)
+        keying = self._keying
+        if keying is not None and self._retries == 0:
+            keying.finish(self._tail_done)
+
+    def _tail_done(self, keys: object) -> None:
+        """The prompt's tail was keyed after dispatch: its worker is credited with all of it."""
+        if self._lease is not None:
+            self._plane.placement.extend(self._lease, keys)  # type: ignore[arg-type]
+
+    def connected(self, connection: UpstreamConnection) -> None:
+        """A new connection stands."""
+        if self._done:
+            self._plane.pool.release(connection)
+            return
+        self._send(connection)
+
+    def connect_failed(self, error: RouterError) -> None:
+        if self._done:
+            return
+        lease = self._lease
+        assert lease is not None
+        self._plane.stats.upstream_failures[(lease.worker.id, error.reason)] += 1
+        self._plane.fleet.mark_down(lease.worker.id, error.message, self._plane.clock())
+        self._plane.pool.close_worker(lease.worker.id)
+        self._try_another(error)
+
+    def _try_another(self, error: RouterError) -> None:
+        """The chosen worker did nothing for this request: take back its lease and choose again without it."""
+        plane, lease = self._plane, self._lease
+        assert lease is not None
+        self._connection = None
+        now_s = plane.clock()
+        tried = (*self._tried, lease.worker.id)
+        if self._retries >= plane.timeouts.max_retries or not self._has_other_worker(tried):
+            self._answer_error(error)
+            return
+        if not plane.retry_budget.may_retry(now_s):
+            self._answer_error(error)
+            return
+        self._lease = None
+        plane.placement.fail(lease, now_s, error.reason)
+        self._retries += 1
+        self._tried = tried
+        plane.stats.retries[error.reason] += 1
+        self._choose()
+
+    def _has_other_worker(self, tried: tuple[WorkerId, ...]) -> bool:
+        try:
+            self._plane.fleet.candidates(self._call.model if self._call else None, tried)
+        except RouterError:
+            return False
+        return True
+
+    # The answer
+
+    def interim(self, status: int, reason: bytes, headers: list[Header]) -> None:
+        transport = self._client.transport
+        if transport is not None and self.request.accepts_chunks and not self.answer_started:
+            transport.write(response_head(status, reason, headers))
+
+    def relay(self, head: AnswerFacts | None, pieces: list[bytes], ended: bool) -> None:
+        plane = self._plane
+        now_s = plane.clock()
+        relay = self._relay
+        if head is not None:
+            connection = self._connection
+            assert connection is not None
+            self._relay = relay = Relay(
+                head,
+                connection.status,
+                connection.reason,
+                self.request_id.encode("ascii"),
+                head_only=self.request.method == b"HEAD",
+                accepts_chunks=self.request.accepts_chunks,
+                keep_alive=self.request.keep_alive and not plane.draining,
+            )
+            if relay.has_no_body and not ended:
+                connection.end_early()
+                ended = True
+        assert relay is not None
+        output = relay.pass_on(pieces, ended)
+        if relay.found_first_token and self._lease is not None:
+            relay.found_first_token = False
+            plane.placement.first_token(self._lease, now_s)
+        transport = self._client.transport
+        if output and transport is not None:
+            transport.write(output)
+        if ended:
+            self._connection = None
+            self._end(relay.status, OK, relay.keep_alive, now_s)
+        else:
+            self._client.deadline_s = min(self._total_deadline_s, now_s + plane.timeouts.idle_timeout_s)
+            if not self._client.writable:
+                self.pause()
+
+    def upstream_lost(self, error: RouterError | None, got_bytes: bool, reused: bool) -> None:
+        """The worker's connection failed in mid-request."""
+        plane, lease, endpoint = self._plane, self._lease, self._endpoint
+        self._connection = None
+        if self._done or lease is None or endpoint is None:
+            return
+        if error is None and reused and not got_bytes and not self._stale_retry:
+            # Closed by the engine while idle, as we wrote: nothing was read of the request, the worker is not at fault.
+            self._stale_retry = True
+            plane.stats.stale_connection_retries += 1
+            try:
+                plane.pool.connect(endpoint, self)
+            except Overloaded as full:
+                self._try_another(full)
+            return
+        failure = error or UpstreamClosed(f"worker {lease.worker.id} closed the connection before it answered")
+        plane.stats.upstream_failures[(lease.worker.id, failure.reason)] += 1
+        if self._relay is None:
+            if failure.retryable:
+                self._try_another(failure)
+            else:
+                self._answer_error(failure)
+            return
+        self._break(UpstreamBroken(f"worker {lease.worker.id} failed in mid-answer"))
+
+    def _break(self, error: RouterError) -> None:
+        """The answer cannot be completed: an error event where the form has one, then the end of the connection."""
+        relay, transport = self._relay, self._client.transport
+        assert relay is not None
+        status = relay.status
+        self._plane.stats.errors[error.reason] += 1
+        ending = relay.broken(error_event(error))
+        if transport is not None and ending is not None:
+            transport.write(ending)
+        self._end(status, error.reason, False, self._plane.clock(), cut=ending is None)
+
+    # Back-pressure, time, the client's going
+
+    def pause(self) -> None:
+        """The client reads slowly: stop reading from the worker."""
+        if self._connection is not None and self._relay is not None:
+            self._connection.pause()
+            limit_s = self._plane.limits.client_write_timeout_s
+            self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
+
+    def resume(self) -> None:
+        if self._connection is not None and self._relay is not None:
+            self._connection.resume()
+            limit_s = self._plane.timeouts.idle_timeout_s
+            self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
+
+    def resume_sending(self) -> None:
+        """The worker took what was buffered for it."""
+
+    def on_deadline(self, now_s: float) -> None:
+        """First byte, silence, slow reader or total time: whichever limit was running has passed."""
+        if not self._client.writable:
+            self.client_gone()
+            self._client.abort()
+            return
+        lease = self._lease
+        self._abort_upstream()
+        worker = lease.worker.id if lease is not None else "none"
+        if lease is not None:
+            self._plane.stats.upstream_failures[(lease.worker.id, UpstreamTimeout.reason)] += 1
+        error = UpstreamTimeout(f"worker {worker} did not answer in time")
+        if self._relay is None:
+            self._answer_error(error)
+        else:
+            self._break(error)
+
+    def client_gone(self) -> None:
+        """The client's connection is lost: stop the engine at once and give everything back."""
+        self._abort_upstream()
+        if not self._done:
+            self._plane.stats.client_gone += 1
+            status = self._relay.status if self._relay is not None else None
+            self._end(status, CLIENT_GONE, False, self._plane.clock())
+
+    def _abort_upstream(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    # Answers of the router's own
+
+    def _answer_locally(self, route: str) -> None:
+        fleet = self._plane.fleet
+        if route is HEALTH:
+            if self._plane.draining:
+                raise ShuttingDown("the router is shutting down")
+            if not fleet.has_ready():
+                raise NoWorker("no worker is ready")
+            self._write_local(200, b'{"status":"ok"}')
+            return
+        models = fleet.models()
+        name = self._path[len(MODELS) + 1 :]
+        if not name:
+            self._write_local(200, models_list(models))
+        elif name in models:
+            self._write_local(200, model_body(name))
+        else:
+            raise PathNotFound(f"no such model: {name}")
+
+    def _answer_error(self, error: RouterError) -> None:
+        if self._done:
+            return
+        self._plane.stats.errors[error.reason] += 1
+        body = error_body(error, self.request_id)
+        self._write_local(error.status, body, error.reason, error.retry_after_s)
+
+    def _write_local(self, status: int, body: bytes, outcome: str = OK, retry_after_s: int | None = None) -> None:
+        keep_alive = self.request.keep_alive and not self._plane.draining
+        answer = local_answer(
+            status,
+            body,
+            request_id=self.request_id.encode("ascii"),
+            close=not keep_alive,
+            head_only=self.request.method == b"HEAD",
+            retry_after_s=retry_after_s,
+        )
+        transport = self._client.transport
+        if transport is not None:
+            transport.write(answer)
+        self._end(status, outcome, keep_alive, self._plane.clock(), local_bytes=len(answer))
+
+    # The end
+
+    def _end(
+        self, status: int | None, outcome: str, keep_alive: bool, now_s: float, *, cut: bool = False, local_bytes: int = 0
+    ) -> None:
+        """Give back lease, memory and counts, write the log line, let the connection go on. Runs once."""
+        if self._done:
+            return
+        self._done = True
+        plane, lease, relay, stats = self._plane, self._lease, self._relay, self._plane.stats
+        if self._key_timer is not None:
+            self._key_timer.cancel()
+            self._key_timer = None
+        if lease is not None:
+            if relay is not None:
+                plane.placement.finish(lease, now_s, relay.usage(), outcome, status)
+            else:
+                plane.placement.fail(lease, now_s, outcome, status)
+        stats.requests_in_flight -= 1
+        stats.buffered_bytes -= self._body_in
+        duration_s = now_s - self.request.started_s
+        worker = lease.worker.id if lease is not None else ""
+        stats.requests[(self._route, worker, status or 499)] += 1
+        stats.duration_s.observe(duration_s)
+        if plane.access_log is not None:
+            plane.access_log.write(self._log_entry(status, outcome, duration_s, local_bytes))
+        self.request.body = []
+        if cut:
+            self._client.exchange = None
+            self._client.abort()
+        else:
+            self._client.exchange_done(keep_alive)
+
+    def _log_entry(self, status: int | None, outcome: str, duration_s: float, local_bytes: int) -> AccessEntry:
+        lease, relay = self._lease, self._relay
+        decision = lease.decision if lease is not None else None
+        return AccessEntry(
+            self._plane.wall(),
+            self.request_id,
+            self.request.method.decode("ascii"),
+            self._path,
+            self._client.address,
+            status,
+            outcome,
+            self._call.model if self._call is not None else None,
+            decision.worker if decision is not None else None,
+            decision.policy if decision is not None else None,
+            decision.reason if decision is not None else None,
+            decision.key_form if decision is not None else None,
+            decision.prompt_tokens if decision is not None else None,
+            decision.predicted_cached_tokens if decision is not None else None,
+            decision.actual_cached_tokens if decision is not None else None,
+            decision.ttft_s if decision is not None else None,
+            duration_s,
+            self._body_in,
+            relay.bytes_out if relay is not None else local_bytes,
+            self._retries,
+        )

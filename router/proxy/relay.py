@@ -1,0 +1,136 @@
+"""An engine's answer on its way to the client: framing, whole events, and what is read in passing."""
+
+from router.core.types import Usage
+from router.wire.answer import TAIL_BYTES, has_first_token, read_usage, whole_events
+from router.wire.http_head import LAST_CHUNK, AnswerFacts, chunk
+
+MAX_HELD_BYTES = 1024 * 1024  # an event larger than this is passed on in parts
+
+
+class Relay:
+    """Turns body pieces into bytes for the client; payload bytes are never changed.
+
+    Of an event stream only whole events are passed on, so that an error event can follow at any time: engines send
+    an event in one write, so nothing waits in practice.
+    """
+
+    __slots__ = (
+        "_chunked",
+        "_event_stream",
+        "_head",
+        "_held",
+        "_readable",
+        "_seeks_token",
+        "_sized",
+        "_tail",
+        "_tail_bytes",
+        "bytes_out",
+        "found_first_token",
+        "has_no_body",
+        "keep_alive",
+        "status",
+    )
+
+    def __init__(
+        self,
+        facts: AnswerFacts,
+        status: int,
+        reason: bytes,
+        request_id: bytes,
+        *,
+        head_only: bool,
+        accepts_chunks: bool,
+        keep_alive: bool,
+    ) -> None:
+        self.status = status
+        self.has_no_body = head_only or status in (204, 304)
+        self._sized = sized = facts.content_length is not None and not facts.chunked
+        self._chunked = not sized and accepts_chunks and not self.has_no_body
+        self.keep_alive = keep_alive and (sized or self._chunked or self.has_no_body)
+        self._readable = not facts.encoded
+        self._event_stream = facts.event_stream and self._readable
+        self._seeks_token = self._event_stream and status == 200
+        self._held = b""
+        self._tail: list[bytes] = []
+        self._tail_bytes = 0
+        self.bytes_out = 0
+        self.found_first_token = False
+        lines = [b"HTTP/1.1 %d %s" % (status, reason), *facts.lines]
+        if not facts.request_id:
+            lines.append(b"X-Request-Id: " + request_id)
+        if sized:
+            lines.append(b"Content-Length: %d" % facts.content_length)
+        elif self._chunked:
+            lines.append(b"Transfer-Encoding: chunked")
+        if not self.keep_alive:
+            lines.append(b"Connection: close")
+        elif not accepts_chunks:
+            lines.append(b"Connection: keep-alive")
+        lines.append(b"\r\n")
+        self._head = b"\r\n".join(lines)
+
+    def pass_on(self, pieces: list[bytes], ended: bool) -> bytes:
+        """Bytes to write now; b"" while an event is incomplete."""
+        head, self._head = self._head, b""
+        if self.has_no_body:
+            pieces = []
+        if pieces and self._event_stream:
+            pieces = self._whole(pieces, ended)
+        elif ended and self._held:
+            pieces, self._held = [self._held], b""
+        if pieces:
+            self._look(pieces)
+        if self._chunked:
+            output = head + chunk(pieces) if pieces else head
+            if ended:
+                output += LAST_CHUNK
+        elif head or len(pieces) != 1:
+            output = b"".join((head, *pieces))
+        else:
+            output = pieces[0]
+        self.bytes_out += len(output)
+        return output
+
+    def _whole(self, pieces: list[bytes], ended: bool) -> list[bytes]:
+        """The pieces up to the end of the last whole event; the rest is held for the next call."""
+        last = pieces[-1]
+        if not self._held and last.endswith(b"\n\n"):
+            return pieces
+        data = b"".join((self._held, *pieces))
+        end = len(data) if ended or len(data) > MAX_HELD_BYTES else whole_events(data)
+        self._held = data[end:]
+        return [data[:end]] if end else []
+
+    def _look(self, pieces: list[bytes]) -> None:
+        """Notice the first token, and keep the last bytes for `usage`."""
+        if not self._readable:
+            return
+        if self._seeks_token and any(has_first_token(piece) for piece in pieces):
+            self._seeks_token = False
+            self.found_first_token = True
+        tail = self._tail
+        tail += pieces
+        self._tail_bytes += sum(map(len, pieces))
+        if self._tail_bytes > 2 * TAIL_BYTES:
+            self._trim()
+
+    def _trim(self) -> None:
+        kept = b"".join(self._tail)[-TAIL_BYTES:]
+        self._tail, self._tail_bytes = [kept], len(kept)
+
+    def usage(self) -> Usage | None:
+        """What the answer said about tokens; None while it said nothing, or was compressed."""
+        if not self._tail or self.status != 200:
+            return None
+        return read_usage(b"".join(self._tail)[-TAIL_BYTES:])
+
+    def broken(self, event: bytes) -> bytes | None:
+        """Bytes that end an answer whose source failed, or None when only cutting the connection tells the client.
+
+        An event stream gets `event` and a proper end: the event, not the framing, says that it failed.
+        """
+        self._held = b""
+        if not self._event_stream or self._sized:
+            return None
+        self.keep_alive = False
+        return chunk([event]) + LAST_CHUNK if self._chunked else event
