@@ -1,0 +1,114 @@
+"""SGLang: /health, /v1/models, /v1/loads (works without its metrics flag), /server_info for the page size."""
+
+from typing import Any
+
+from engines.adapter import Health, Look, mapping, ratio, rows, sum_known, whole
+from engines.fetch import METRICS_LIMIT_BYTES, Answer, BadAnswer, EngineHttp
+from engines.openai import health_by_route, json_object, list_models
+from router.wire.metrics_text import MetricReader, Sample, Samples, mean, total
+
+LOADS = "/v1/loads?include=core,queues&format=json"
+RUNNING, WAITING, KV_USED = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
+CAPACITY, PAGE = "sglang:max_total_num_tokens", "sglang:page_size"
+START = "process_start_time_seconds"
+COUNTERS = ("sglang:prompt_tokens_total", "sglang:num_requests_total")
+READER = MetricReader([RUNNING, WAITING, KV_USED, CAPACITY, PAGE, START, *COUNTERS])
+
+
+class Sglang:
+    """The port opens when the scheduler runs; /health is 503 until the warm-up request has passed, and at shutdown."""
+
+    def __init__(self, http: EngineHttp) -> None:
+        self._http = http
+        self._has_loads = True  # until it says that it has no such route (older releases)
+
+    async def health(self) -> Health:
+        return await health_by_route(self._http)
+
+    async def describe(self, *, fresh: bool) -> Look:
+        look = await list_models(self._http)
+        if fresh:
+            self._has_loads = True
+            await self._add_server_info(look)
+        return look
+
+    async def scrape(self) -> Look:
+        if self._has_loads:
+            answer = await self._http.get(LOADS)
+            if not answer.unknown_route:
+                return read_loads(answer)
+            self._has_loads = False
+        return read_page(await self._http.get("/metrics", METRICS_LIMIT_BYTES))
+
+    async def _add_server_info(self, look: Look) -> None:
+        """Page size, cache size, and the seed, drawn at each start unless given. Costs a scheduler turn: asked once."""
+        for path in ("/server_info", "/get_server_info"):
+            answer = await self._http.get(path)
+            if answer.ok:
+                add_info(look, json_object(answer))
+            if not answer.unknown_route:
+                return
+
+
+def add_info(look: Look, info: dict[str, Any]) -> None:
+    """Only the named fields are read: the answer repeats every launch argument, keys of the server among them."""
+    look.block_tokens = whole(info.get("page_size")) or None
+    look.capacity_tokens = whole(info.get("max_total_num_tokens")) or None
+    seed = whole(info.get("random_seed"))
+    if seed is not None:
+        look.hints["random_seed"] = str(seed)
+
+
+def read_loads(answer: Answer) -> Look:
+    """One row per data-parallel rank: counts and cache sizes add up, cache use is averaged. BadAnswer when it is none."""
+    if answer.refuses_key:
+        return Look()
+    if not answer.ok:
+        raise BadAnswer(f"{answer.path} answered {answer.status}")
+    ranks = rows(mapping(answer.json()).get("loads"))
+    used = [ratio(rank.get("token_usage")) for rank in ranks]
+    known = [share for share in used if share is not None]
+    look = Look(
+        running=_over_ranks(ranks, "num_running_reqs"),
+        waiting=_over_ranks(ranks, "num_waiting_reqs"),
+        waiting_tokens=_over_ranks(ranks, "num_waiting_uncached_tokens"),
+        capacity_tokens=_over_ranks(ranks, "max_total_num_tokens") or None,
+        kv_used_ratio=sum(known) / len(known) if known else None,
+    )
+    slots = _over_ranks(ranks, "max_running_requests")
+    if slots is not None:
+        look.extra["max_running_requests"] = float(slots)
+    return look
+
+
+def _over_ranks(ranks: list[dict[str, Any]], key: str) -> int | None:
+    return sum_known([whole(rank.get(key)) for rank in ranks])
+
+
+def read_page(answer: Answer) -> Look:
+    """All unknown where metrics are off (the default)."""
+    if answer.unknown_route or answer.refuses_key:
+        return Look()
+    if not answer.ok:
+        raise BadAnswer(f"{answer.path} answered {answer.status}")
+    samples = whole_engine(READER.read(answer.body))
+    start = total(samples, START)
+    return Look(
+        running=whole(total(samples, RUNNING)),
+        waiting=whole(total(samples, WAITING)),
+        kv_used_ratio=ratio(mean(samples, KV_USED)),
+        capacity_tokens=whole(total(samples, CAPACITY)) or None,
+        block_tokens=whole(mean(samples, PAGE)) or None,
+        markers={} if start is None else {START: repr(start)},
+        counters={name: value for name in COUNTERS if (value := total(samples, name)) is not None},
+    )
+
+
+def whole_engine(samples: Samples) -> Samples:
+    """Without series that repeat a count: the shares of each priority (their total has an empty one), further model shards."""
+    return {name: [sample for sample in series if _counts_once(sample)] for name, series in samples.items()}
+
+
+def _counts_once(sample: Sample) -> bool:
+    labels = sample.labels
+    return labels.get("priority", "") == "" and labels.get("tp_rank", "0") == "0" and labels.get("pp_rank", "0") == "0"

@@ -1,0 +1,79 @@
+"""Everything known of one engine, put together from single looks. Pure; becomes the report."""
+
+from engines.adapter import Look
+from engines.sidecar.generation import Generation
+from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
+from router.settings import EngineSpec
+
+
+class Portrait:
+    """Facts last until a restart or a newer word; load numbers are those of the last scrape, unknown if that failed."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self.lifecycle = Lifecycle.LOADING
+        self.detail = "not seen yet"
+        self.described = False
+        self.models: tuple[str, ...] | None = None
+        self.generation = Generation()
+        self._note = ""
+        self._block_tokens: int | None = None
+        self._capacity_tokens: int | None = None
+        self._extra: dict[str, float] = {}
+        self._load = Look()
+
+    def describe(self, look: Look, *, fresh: bool) -> bool:
+        """Takes in models and facts; `fresh` drops the facts of before. True when the look proves a restart."""
+        if fresh:
+            self._drop_facts()
+        restarted = self._take(look)
+        self.described = True
+        self.models = look.models
+        self._note = look.detail
+        self._extra.update(look.extra)
+        return restarted
+
+    def measure(self, look: Look) -> bool:
+        """Takes in load numbers and the facts that came with them. True when the look proves a restart."""
+        self._load = look
+        return self._take(look)
+
+    def forget_load(self) -> None:
+        self._load = Look()
+
+    def report(self, now_s: float, counts: dict[str, float]) -> WorkerReport:
+        """`now_s` is when the look behind this report began. Load numbers are given for a ready engine only."""
+        load = self._load if self.lifecycle is Lifecycle.READY else Look()
+        return WorkerReport(
+            worker=WorkerId(self._spec.worker_id),
+            kind=self._spec.kind,
+            url=self._spec.url,
+            generation=self.generation.name(),
+            lifecycle=self.lifecycle,
+            reported_at_s=now_s,
+            models=self.models,
+            block_tokens=self._block_tokens,
+            capacity_tokens=self._capacity_tokens,
+            running=load.running,
+            waiting=load.waiting,
+            waiting_tokens=load.waiting_tokens,
+            kv_used_ratio=load.kv_used_ratio,
+            truth=Truth.MODELLED,
+            detail=self.detail or self._note,
+            extra={**self._extra, **load.extra, **counts},
+        )
+
+    def _take(self, look: Look) -> bool:
+        restarted = self.generation.saw(look)
+        if restarted:
+            self._drop_facts()
+        if look.block_tokens is not None:
+            self._block_tokens = look.block_tokens
+        if look.capacity_tokens is not None:
+            self._capacity_tokens = look.capacity_tokens
+        return restarted
+
+    def _drop_facts(self) -> None:
+        self._block_tokens = None
+        self._capacity_tokens = None
+        self._extra = {}
