@@ -1,0 +1,122 @@
+"""Rows 4 and 6: what a proxy adds to the first byte when idle, and what a never-seen long prompt delays."""
+
+import asyncio
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadtest.bench.bodies import KINDS, bodies, unseen_body
+from loadtest.bench.load import LoadFailed, percentile, request_bytes, run_load
+from loadtest.bench.results import Figure, Results
+from loadtest.bench.servers import HOST
+
+DIRECT = "direct"
+FIRST_BYTE = "first byte"
+ADDED = "added"
+UNSEEN_SELF = "own delay before dispatch"
+UNSEEN_OTHERS = "delay of small requests beside it"
+BATCH = 50
+BATCH_WARM_UP = 5  # requests of each batch left out: its connection is new
+UNSEEN_BYTES = 440_000  # about 100,000 tokens of English
+WATCH_S = 0.7  # small requests are watched this long after a long prompt: its tail is tokenised meanwhile
+PAUSE_S = 0.001
+
+
+async def first_byte_row(ports: Mapping[str, int], batches: int, results: Results, step: Callable[[str], None]) -> None:
+    """Sequential 2 KB chats, one contender after the other in small batches; percentiles minus the direct ones."""
+    taken: dict[str, list[float]] = {name: [] for name in ports}
+    alive = dict(ports)
+    for batch in range(batches):
+        made = bodies(KINDS["chat2k"], BATCH, seed=10_000 + batch)
+        for name, port in list(alive.items()):
+            step(f"idle first byte: {name}")
+            requests = [request_bytes(f"{HOST}:{port}", body) for body in made]
+            try:
+                result = await run_load(HOST, port, requests, concurrency=1)
+            except LoadFailed as error:
+                results.absent[f"first-byte/{name}"] = str(error)
+                del alive[name], taken[name]
+                continue
+            taken[name] += result.first_byte_ms()[BATCH_WARM_UP:]
+    direct = taken[DIRECT]
+    for name, values in taken.items():
+        for share, label in ((0.5, "p50"), (0.99, "p99")):
+            whole = percentile(values, share)
+            results.figures.append(Figure("first-byte", f"{FIRST_BYTE} {label}", name, "ms", whole))
+            results.figures.append(Figure("first-byte", f"{ADDED} {label}", name, "ms", whole - percentile(direct, share)))
+
+
+@dataclass
+class Watched:
+    """One long prompt and the small requests that ran beside it."""
+
+    dispatch_ms: float
+    slowest_small_ms: float
+
+
+async def read_arrivals(engine_ports: Sequence[int]) -> list[tuple[float, float, int]]:
+    """Take (first byte, last byte, body bytes) of every request that reached the engines since the last call."""
+    rows: list[tuple[float, float, int]] = []
+    for port in engine_ports:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"GET /arrivals HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n")
+        answer = await reader.read(-1)
+        writer.close()
+        rows += [tuple(row) for row in json.loads(answer.partition(b"\r\n\r\n")[2])]
+    return rows
+
+
+async def watch_one(port: int, engine_ports: Sequence[int], small: Sequence[bytes], seed: int) -> Watched:
+    """Send one never-seen long prompt among small requests."""
+    body = unseen_body(UNSEEN_BYTES, seed)
+    request = request_bytes(f"{HOST}:{port}", body)
+    await read_arrivals(engine_ports)
+    until = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        beside = tasks.create_task(run_load(HOST, port, small, concurrency=1, pause_s=PAUSE_S, stop=until, deadline_s=30))
+        await asyncio.sleep(0.1)
+        try:
+            long = (await run_load(HOST, port, [request], concurrency=1, deadline_s=20)).samples[0]
+            await asyncio.sleep(WATCH_S)
+        finally:
+            until.set()
+    arrived = [last for _, last, size in await read_arrivals(engine_ports) if size > UNSEEN_BYTES // 2]
+    if not arrived:
+        raise LoadFailed("the long prompt reached no engine")
+    beside_ms = [(s.end_s - s.sent_s) * 1e3 for s in beside.result().samples if s.end_s >= long.sent_s]
+    return Watched((arrived[0] - long.flushed_s) * 1e3, max(beside_ms))
+
+
+async def idle_small_ms(port: int, small: Sequence[bytes]) -> float:
+    """Median time of a small request when nothing else runs."""
+    result = await run_load(HOST, port, small[:100], concurrency=1, pause_s=PAUSE_S)
+    return statistics.median((s.end_s - s.sent_s) * 1e3 for s in result.samples)
+
+
+async def unseen_row(
+    ports: Mapping[str, int], engine_ports: Sequence[int], prompts: int, results: Results, step: Callable[[str], None]
+) -> None:
+    """Delays of never-seen 100 k-token prompts (minus the direct delay) and of small requests beside (minus idle ones)."""
+    watched: dict[str, list[Watched]] = {name: [] for name in ports}
+    small = {
+        name: [request_bytes(f"{HOST}:{port}", body) for body in bodies(KINDS["chat2k"], 1000, seed=77)]
+        for name, port in ports.items()
+    }
+    idle_ms = {name: await idle_small_ms(port, small[name]) for name, port in ports.items()}
+    for number in range(prompts):
+        for place, (name, port) in enumerate(ports.items()):
+            step(f"never-seen long prompt: {name}")
+            try:
+                watched[name].append(await watch_one(port, engine_ports, small[name], number * len(ports) + place))
+            except* LoadFailed as errors:
+                results.absent.setdefault(f"unseen/{name}", str(errors.exceptions[0]))
+    direct_ms = statistics.median(w.dispatch_ms for w in watched[DIRECT])
+    for name, seen in watched.items():
+        if not seen:
+            continue
+        own = [w.dispatch_ms - (0 if name == DIRECT else direct_ms) for w in seen]
+        beside = [w.slowest_small_ms - idle_ms[name] for w in seen]
+        results.figures.append(Figure("unseen", UNSEEN_SELF, name, "ms", statistics.median(own), tuple(own)))
+        detail = {"idle_small_ms": idle_ms[name], "worst_ms": max(beside)}
+        results.figures.append(Figure("unseen", UNSEEN_OTHERS, name, "ms", statistics.median(beside), tuple(beside), detail))
