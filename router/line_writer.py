@@ -42,6 +42,7 @@ class LineWriter(Generic[Entry]):
         self._lost: deque[int] = deque()  # counts from the writing thread, for `on_drop`
         self._wake = threading.Event()
         self._hurry = threading.Event()
+        self._writing = 0  # lines of the write under way
         self._closing = False
         self._failed = ""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -72,13 +73,13 @@ class LineWriter(Generic[Entry]):
             self._hurry.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Writes what waits, for at most `timeout_s`; what is left then is dropped. Safe to call twice."""
+        """Writes what waits, for at most `timeout_s`; what is left then, a stuck write too, counts as dropped. Safe to call twice."""
         self._closing = True
         self._hurry.set()
         self._wake.set()
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._count_lost(len(self._waiting))
+            self._count_lost(len(self._waiting) + self._writing)
             self._waiting.clear()
         self._report_lost()
 
@@ -91,7 +92,9 @@ class LineWriter(Generic[Entry]):
             self._hurry.clear()
             while self._waiting:
                 lines = self._take()
+                self._writing = len(lines)
                 self._write_all(b"".join(lines), len(lines))
+                self._writing = 0
             if self._closing and not self._waiting:
                 return
 
