@@ -1,6 +1,7 @@
 """CPU time and listening sockets of other processes, from the kernel's own accounting."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -70,16 +71,20 @@ def listening_inodes(port: int) -> set[str]:
     return inodes
 
 
+def open_sockets(pid: int) -> set[str]:
+    """Inodes of the sockets that a process has open; empty when it is gone or not ours to look at."""
+    inodes: set[str] = set()
+    with suppress(FileNotFoundError, PermissionError):
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                target = str(link.readlink())
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    return inodes
+
+
 def listens(pid: int, port: int) -> bool:
     """Whether the process tree, and nobody else, listens on the port."""
     wanted = listening_inodes(port)
-    if not wanted:
-        return False
-    held: set[str] = set()
-    for member in process_tree(pid):
-        try:
-            links = [link.readlink() for link in Path(f"/proc/{member}/fd").iterdir()]
-        except (FileNotFoundError, PermissionError):
-            continue
-        held.update(str(link)[8:-1] for link in links if str(link).startswith("socket:["))
-    return wanted <= held
+    held: set[str] = set().union(*(open_sockets(member) for member in process_tree(pid)))
+    return bool(wanted) and wanted <= held

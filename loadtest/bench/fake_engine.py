@@ -222,26 +222,25 @@ class EngineConnection(asyncio.Protocol):
 CHAT_RESPONSE = sized_answer(b"200 OK", b"application/json", CHAT_ANSWER)
 
 
-async def serve(host: str, ports: Sequence[int], *, step_s: float, events: int, model: str, until: asyncio.Event) -> None:
-    """Listen on every port, print them as one JSON line, serve until the event is set."""
+async def listen(
+    host: str, ports: Sequence[int], *, step_s: float = 0.002, events: int = 64, model: str = MODEL
+) -> list[asyncio.Server]:
+    """One listening server per port, each a worker of its own."""
     loop = asyncio.get_running_loop()
     servers = []
-    bound = []
     for port in ports:
         worker = FakeWorker(step_s=step_s, writes=stream_writes(events), model=model)
 
         def connection(worker: FakeWorker = worker) -> EngineConnection:
             return EngineConnection(worker)
 
-        server = await loop.create_server(connection, host, port, backlog=1024, reuse_address=True, reuse_port=False)
-        servers.append(server)
-        bound.append(server.sockets[0].getsockname()[1])
-    print(json.dumps({"ports": bound}), flush=True)
-    try:
-        await until.wait()
-    finally:
-        for server in servers:
-            server.close()
+        servers.append(await loop.create_server(connection, host, port, backlog=1024, reuse_port=False))
+    return servers
+
+
+def port_of(server: asyncio.Server) -> int:
+    port: int = server.sockets[0].getsockname()[1]
+    return port
 
 
 async def serve_until_signalled(arguments: argparse.Namespace) -> None:
@@ -250,7 +249,11 @@ async def serve_until_signalled(arguments: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, until.set)
     ports = [int(port) for port in arguments.ports.split(",")]
     step_s = arguments.step_ms / 1000
-    await serve(arguments.host, ports, step_s=step_s, events=arguments.events, model=arguments.model, until=until)
+    servers = await listen(arguments.host, ports, step_s=step_s, events=arguments.events, model=arguments.model)
+    print(json.dumps({"ports": [port_of(server) for server in servers]}), flush=True)
+    await until.wait()
+    for server in servers:
+        server.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,7 +10,6 @@ from loadtest.bench.contenders import NGINX, WARMLINE
 from loadtest.bench.cpu_rows import CPU, ROWS
 from loadtest.bench.results import Figure, Results, paired_ratio
 
-
 MIN_WIDTH = 128  # of output that goes to a file or a pipe
 
 
