@@ -1,0 +1,180 @@
+"""Every number of the router as Prometheus families, read when asked. Names: warmline_*, unit last, counters _total.
+
+Label values come from bounded sets (routes, policies, reasons, knobs, kinds) and from the live fleet, so a removed
+worker's series are gone with it. What is unknown has no sample: never 0.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from router.admin.figures import Bound, IndexFigures, WorkerFigures
+from router.core.stats import Histogram, Stats
+from router.core.types import Lifecycle
+
+HISTOGRAMS_PER_FAMILY = 16  # about 350 samples, see exposition.py
+
+
+class RouterCollector(Collector):
+    """Read family by family by exposition.py; the histograms of a large fleet come as several families of one name."""
+
+    def __init__(
+        self,
+        stats: Stats,
+        workers: Callable[[], Sequence[WorkerFigures]],
+        bounds: Callable[[], Iterable[Bound]],
+        index: Callable[[], IndexFigures],
+    ) -> None:
+        self._stats = stats
+        self._workers = workers
+        self._bounds = bounds
+        self._index = index
+
+    def collect(self) -> Iterator[Metric]:
+        yield from labelled_counters(self._stats)
+        yield from plain_counters(self._stats)
+        yield from histograms(self._stats)
+        yield from bound_gauges(self._bounds())
+        yield from index_families(self._index())
+        yield from worker_families(self._workers())
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing in advance: which families exist is known only when they are read."""
+        return iter(())
+
+
+def labelled_counters(stats: Stats) -> Iterator[Metric]:
+    rows: list[tuple[str, str, tuple[str, ...], dict[tuple[object, ...], int]]] = [
+        ("requests", "Requests answered", ("route", "worker", "status"), many_labels(stats.requests)),
+        ("errors", "Errors answered by the router itself", ("reason",), one_label(stats.errors)),
+        ("decisions", "Choices of a worker", ("policy", "reason"), many_labels(stats.decisions)),
+        ("unkeyed_requests", "Requests routed by load because they have no key", ("reason",), one_label(stats.unkeyed)),
+        ("keyed_requests", "Requests by the form of their keys", ("form",), one_label(stats.key_forms)),
+        ("retries", "Requests sent to another worker, by the failure before", ("reason",), one_label(stats.retries)),
+        ("upstream_failures", "Failures of a worker", ("worker", "reason"), many_labels(stats.upstream_failures)),
+        ("upstream_connections", "Connections opened to a worker", ("worker",), one_label(stats.upstream_connections)),
+        ("upstream_reused", "Requests sent on a reused connection", ("worker",), one_label(stats.upstream_reused)),
+    ]
+    for name, text, labels, values in rows:
+        family = CounterMetricFamily(f"warmline_{name}", text, labels=labels)
+        for key, value in values.items():
+            family.add_metric([str(part) for part in key], value)
+        yield family
+
+
+def many_labels(counter: Mapping[Any, int]) -> dict[tuple[object, ...], int]:
+    return dict(counter)
+
+
+def one_label(counter: Mapping[str, int]) -> dict[tuple[object, ...], int]:
+    return {(key,): value for key, value in counter.items()}
+
+
+PLAIN_COUNTERS = (  # field of Stats, name without warmline_ and _total, help
+    ("client_gone", "client_gone", "Requests whose client left before the end of the answer"),
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens of finished requests"),
+    ("predicted_cached_tokens", "predicted_cached_tokens", "Prompt tokens expected in the chosen worker's cache"),
+    ("actual_cached_tokens", "actual_cached_tokens", "Prompt tokens that engines reported as served from their cache"),
+    ("actual_known_prompt_tokens", "actual_known_prompt_tokens", "Prompt tokens of requests whose engine told cached tokens"),
+    ("completion_tokens", "completion_tokens", "Generated tokens that engines reported"),
+    ("usage_unknown", "usage_unknown", "Finished requests whose engine told no usage"),
+    ("key_deadline_missed", "key_deadline_missed", "Requests sent with only the keys known at the deadline"),
+    ("connections_total", "connections", "Client connections accepted"),
+    ("connections_refused", "connections_refused", "Client connections closed at the limit"),
+    ("stale_connection_retries", "stale_connection_retries", "Requests sent again because a reused connection was dead"),
+    ("log_lines_dropped", "log_lines_dropped", "Access-log lines dropped because their reader is too slow"),
+)  # fmt: skip
+
+
+def plain_counters(stats: Stats) -> Iterator[Metric]:
+    for attribute, name, text in PLAIN_COUNTERS:
+        yield CounterMetricFamily(f"warmline_{name}", text, value=getattr(stats, attribute))
+
+
+def histograms(stats: Stats) -> Iterator[Metric]:
+    by_worker = list(stats.ttft_s.items())
+    for start in range(0, len(by_worker) or 1, HISTOGRAMS_PER_FAMILY):
+        ttft = HistogramMetricFamily("warmline_ttft_seconds", "Request sent to first token, by worker", labels=("worker",))
+        for worker, histogram in by_worker[start : start + HISTOGRAMS_PER_FAMILY]:
+            ttft.add_metric([worker], buckets_of(histogram), histogram.sum)
+        yield ttft
+    for name, text, histogram in (
+        ("request_duration_seconds", "Whole requests", stats.duration_s),
+        ("decision_seconds", "Choosing a worker", stats.decision_s),
+        ("key_wait_seconds", "Waiting for a prompt's keys", stats.key_wait_s),
+        ("loop_lag_seconds", "Lateness of the event loop", stats.loop_lag_s),
+    ):
+        yield HistogramMetricFamily(f"warmline_{name}", text, buckets=buckets_of(histogram), sum_value=histogram.sum)
+
+
+def buckets_of(histogram: Histogram) -> list[tuple[str, float]]:
+    return [("+Inf" if math.isinf(bound) else repr(bound), count) for bound, count in histogram.cumulative()]
+
+
+def bound_gauges(bounds: Iterable[Bound]) -> Iterator[Metric]:
+    size = GaugeMetricFamily("warmline_bound_size", "How full what a knob bounds is, in the knob's unit", labels=("knob",))
+    limit = GaugeMetricFamily("warmline_bound_limit", "The knob's value", labels=("knob",))
+    for bound in bounds:
+        size.add_metric([bound.knob], bound.size)
+        limit.add_metric([bound.knob], bound.limit)
+    yield size
+    yield limit
+
+
+def index_families(index: IndexFigures) -> Iterator[Metric]:
+    yield GaugeMetricFamily("warmline_index_blocks", "Blocks held over all workers, as the router believes", value=index.blocks)
+    yield GaugeMetricFamily("warmline_index_bytes", "Memory of the prefix index", value=index.bytes)
+    yield CounterMetricFamily(
+        "warmline_index_evicted_blocks", "Blocks that left the index for want of room", value=index.evicted_blocks
+    )
+
+
+WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerFigures], float | None]], ...] = (
+    ("up", "1 when ready for requests", lambda w: float(w.lifecycle is Lifecycle.READY)),
+    ("weight", "Its share as configured", lambda w: w.weight),
+    ("in_flight_requests", "This router's requests on it", lambda w: w.in_flight),
+    ("pending_prefill_tokens", "Uncached tokens of those before their first token", lambda w: w.pending_prefill_tokens),
+    ("running_requests", "Running, as the engine reported", lambda w: w.running),
+    ("waiting_requests", "Waiting, as the engine reported", lambda w: w.waiting),
+    ("waiting_tokens", "Uncached tokens waiting, as the engine reported", lambda w: w.waiting_tokens),
+    ("kv_used_ratio", "KV cache in use, 0 to 1, as the engine reported", lambda w: w.kv_used_ratio),
+    ("report_age_seconds", "Age of its last report", lambda w: w.report_age_s),
+    ("capacity_tokens", "Size of its KV cache, told or assumed", lambda w: w.capacity_tokens),
+    ("block_tokens", "Size of its cache blocks", lambda w: w.block_tokens),
+    ("blocks_held", "Blocks of 16 tokens that the router believes it holds", lambda w: w.blocks_held),
+    ("prefill_tokens_per_second", "Prefill speed learned from first tokens", lambda w: w.prefill_tokens_per_s),
+    ("predicted_cached_tokens", "Moving average per request", lambda w: w.predicted_cached_tokens),
+    ("actual_cached_tokens", "Moving average per request", lambda w: w.actual_cached_tokens),
+    ("cached_tokens_error", "Moving average of |predicted - actual|", lambda w: w.cached_tokens_error),
+)  # fmt: skip
+WORKER_COUNTERS = (
+    ("probe_failures", "Probes that failed"),
+    ("scrape_failures", "Load scrapes that failed"),
+)
+
+
+def worker_families(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
+    states = GaugeMetricFamily("warmline_workers", "Workers by state", labels=("state",))
+    for state in Lifecycle:
+        states.add_metric([state], sum(worker.lifecycle is state for worker in workers))
+    yield states
+    info = GaugeMetricFamily("warmline_worker_info", "Always 1", labels=("worker", "kind", "state", "truth"))
+    for worker in workers:
+        info.add_metric([worker.id, worker.kind, worker.lifecycle, worker.truth], 1)
+    yield info
+    for name, text, read in WORKER_GAUGES:
+        gauge = GaugeMetricFamily(f"warmline_worker_{name}", text, labels=("worker",))
+        for worker in workers:
+            if (value := read(worker)) is not None:
+                gauge.add_metric([worker.id], value)
+        yield gauge
+    for name, text in WORKER_COUNTERS:
+        counter = CounterMetricFamily(f"warmline_worker_{name}", text, labels=("worker",))
+        for worker in workers:
+            if name in worker.engine:
+                counter.add_metric([worker.id], worker.engine[name])
+        yield counter
