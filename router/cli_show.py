@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from router.core.types import BLOCK_TOKENS
+
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 PIPE_WIDTH = 1000  # columns where standard output is no terminal: nothing is folded or cut
@@ -86,9 +88,7 @@ def console() -> Console:
 
 def fetch(admin: str, path: str) -> dict[str, Any]:
     """GET on the admin port, proxies ignored. Raises AdminError."""
-    base = admin.rstrip("/") if "://" in admin else f"http://{admin.rstrip('/')}"
-    if urlsplit(base).scheme not in ("http", "https"):
-        raise AdminError(f"--admin {admin!r} is not http://HOST:PORT")
+    base = base_url(admin)
     try:
         request = Request(base + path, headers={"Accept": "application/json"})
         with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT_S) as response:
@@ -101,6 +101,18 @@ def fetch(admin: str, path: str) -> dict[str, Any]:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise AdminError(f"no usable answer from {base}: {error or type(error).__name__}") from None
     return read_object(base, body)
+
+
+def base_url(admin: str) -> str:
+    """HOST:PORT and a trailing slash are fine too. Raises AdminError."""
+    base = admin.rstrip("/") if "://" in admin else f"http://{admin.rstrip('/')}"
+    try:
+        parts = urlsplit(base)
+        if parts.scheme in ("http", "https") and parts.hostname:
+            return base
+    except ValueError:
+        pass
+    raise AdminError(f"--admin {admin!r} is not http://HOST:PORT")
 
 
 def read_object(base: str, body: bytes) -> dict[str, Any]:
@@ -158,27 +170,28 @@ def make_table(columns: Sequence[str], right: frozenset[str]) -> Table:
 
 
 LIFECYCLE_STYLES = {"ready": "green", "loading": "yellow", "draining": "yellow", "down": "red"}
-WORKER_NUMBERS = frozenset({"in flight", "running", "waiting", "KV used", "capacity", "held", "tokens/s"})
+WORKER_COLUMNS = (
+    "worker",
+    "kind",
+    "state",
+    "models",
+    "in flight",
+    "running",
+    "waiting",
+    "KV used",
+    "held",
+    "tokens/s",
+    "cached",
+    "why",
+)
 
 
 def print_workers(workers: Sequence[Row], out: Console) -> None:
+    """A row per worker; a second line explains the columns that need it."""
     if not workers:
         out.print("The router knows no workers.")
         return
-    columns = (
-        "worker",
-        "kind",
-        "state",
-        "models",
-        "in flight",
-        "running",
-        "waiting",
-        "KV used",
-        "capacity",
-        "held",
-        "tokens/s",
-    )
-    table = make_table((*columns, "truth", "why"), WORKER_NUMBERS)
+    table = make_table(WORKER_COLUMNS, frozenset(WORKER_COLUMNS[4:10]))
     for worker in workers:
         state = cell(worker.get("lifecycle"))
         table.add_row(
@@ -190,13 +203,36 @@ def print_workers(workers: Sequence[Row], out: Console) -> None:
             cell(worker.get("running"), ","),
             cell(worker.get("waiting"), ","),
             cell(worker.get("kv_used_ratio"), ".0%"),
-            cell(worker.get("capacity_tokens"), ","),
-            cell(worker.get("blocks_held"), ","),
+            held_text(worker),
             cell(worker.get("prefill_tokens_per_s"), ",.0f"),
-            Text(cell(worker.get("truth"))),
-            Text(cell(worker.get("why"))),
+            recent_cached_text(worker),
+            Text(remarks(worker)),
         )
     out.print(table)
+    out.print(
+        "held: share of its cache that the router can tell. cached: tokens per recent request, predicted → actual.", style="dim"
+    )
+
+
+def held_text(worker: Row) -> str:
+    blocks, capacity = worker.get("blocks_held"), worker.get("capacity_tokens")
+    if not isinstance(blocks, int) or not isinstance(capacity, int) or capacity < 1:
+        return UNKNOWN
+    return f"{blocks * BLOCK_TOKENS / capacity:.0%}"
+
+
+def recent_cached_text(worker: Row) -> str:
+    actual = cell(worker.get("actual_cached_tokens"), ",.0f")
+    return UNKNOWN if actual == UNKNOWN else f"{cell(worker.get('predicted_cached_tokens'), ',.0f')} → {actual}"
+
+
+def remarks(worker: Row) -> str:
+    """Why it is in its state, and how its cache is known when that is not the usual way."""
+    rows = [cell(worker.get("why"))]
+    if worker.get("truth") not in ("modelled", None):
+        reason = worker.get("truth_reason")
+        rows.append(f"cache {cell(worker.get('truth'))}" + (f": {plain(reason)}" if reason else ""))
+    return "; ".join(row for row in rows if row != UNKNOWN) or UNKNOWN
 
 
 def print_decision(decision: Row, out: Console) -> None:

@@ -73,7 +73,10 @@ class LineWriter(Generic[Entry]):
             self._hurry.set()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Writes what waits, for at most `timeout_s`; what is left then, a stuck write too, counts as dropped. Safe to call twice."""
+        """Writes what waits, for at most `timeout_s`; what is left then, a stuck write too, counts as dropped.
+
+        Safe to call twice.
+        """
         self._closing = True
         self._hurry.set()
         self._wake.set()
@@ -81,6 +84,7 @@ class LineWriter(Generic[Entry]):
         if self._thread.is_alive():
             self._count_lost(len(self._waiting) + self._writing)
             self._waiting.clear()
+            self._writing = 0
         self._report_lost()
 
     def _run(self) -> None:
@@ -103,9 +107,11 @@ class LineWriter(Generic[Entry]):
         broken = 0
         for _ in range(min(len(self._waiting), BATCH_LINES)):
             try:
-                lines.append(self._render(self._waiting.popleft()))
+                entry = self._waiting.popleft()
             except IndexError:  # `close` gave up and emptied the queue
                 break
+            try:
+                lines.append(self._render(entry))
             except Exception:  # one odd entry must not end logging
                 broken += 1
         self._count_lost(broken)

@@ -31,7 +31,7 @@ DIRECTIONS = {
     "router.app": DATA | LOGS | EDGES | {"engines"},
     "router.options": FOUNDATION,
     "router.settings_text": FOUNDATION | {"router.options"},
-    "router.cli_show": FOUNDATION,
+    "router.cli_show": FOUNDATION | {"router.core"},
     "router.cli": FOUNDATION | {"router.app", "router.cli_show", "router.options", "router.settings_text"},
     "engines": LOGIC | {"router.state"},
     "loadtest": set(),
