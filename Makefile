@@ -20,7 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; 
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile
+	@sed -n '/^$$/q; s/^# \{0,1\}//p' Makefile
 
 demo: $(VENV)/.demo
 	$(BIN)/python -m loadtest.demo $(if $(ONCE),--once) $(ARGS)
