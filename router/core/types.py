@@ -1,6 +1,7 @@
 """Values that the parts of core exchange: block keys, prompts as keys, worker facts, decisions."""
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -75,8 +76,12 @@ class CandidateCost:
     cost_s: float
     in_flight: int
     truth: Truth
-    home: bool  # one of the prompt's homes on the ring
+    home: bool  # one of the prompt's homes on the ring; looked up only where nobody holds its first block
     session: bool  # the worker of the session hint
+
+
+# One candidate as it is kept until somebody asks: worker, matched_tokens, prefill_s, backlog_s, price, cost_s, in_flight, truth
+Priced = tuple[WorkerId, int, float, float, float, float, int, Truth]
 
 
 @dataclass(slots=True)
@@ -93,7 +98,7 @@ class Decision:
     key_form: KeyForm
     unkeyed_reason: str | None
     predicted_cached_tokens: int
-    candidates: tuple[CandidateCost, ...] = ()
+    candidates: tuple[CandidateCost, ...] = ()  # made from `priced` when the decision log is asked
     session: str | None = None
     tried: tuple[WorkerId, ...] = ()
     actual_cached_tokens: int | None = None
@@ -101,6 +106,9 @@ class Decision:
     duration_s: float | None = None
     status: int | None = None
     outcome: str | None = None  # ok, client_gone, or the reason of an error
+    priced: Sequence[Priced] = ()
+    homes: tuple[WorkerId, ...] = ()
+    hinted: WorkerId | None = None  # the worker of the session hint
 
 
 @dataclass(slots=True)

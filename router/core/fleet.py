@@ -1,0 +1,310 @@
+"""The workers: what is known of each, which may serve a model, and what a report changes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Protocol
+
+from router.core.load import Load
+from router.core.speed import WorkerSpeed
+from router.core.types import BLOCK_TOKENS, Lifecycle, Truth, WorkerId, WorkerReport
+from router.errors import InvalidField, ModelNotFound, NoWorker
+from router.settings import EngineSpec, FleetSettings
+
+MAX_CACHED_SETS = 1024  # candidate sets by model name; names come from clients where an engine serves any model
+ERROR_FADE = 0.05  # weight of the newest request in a worker's moving averages
+
+
+class Worker:
+    """One engine endpoint. Written by `Fleet` and `Placement` only, read anywhere."""
+
+    __slots__ = (
+        "actual_tokens_mean",
+        "added_at_s",
+        "bit",
+        "block_tokens",
+        "capacity_tokens",
+        "down_reason",
+        "down_since_s",
+        "drained_by_admin",
+        "error_tokens_mean",
+        "generation",
+        "id",
+        "kind",
+        "life",
+        "lifecycle",
+        "load",
+        "models",
+        "predicted_tokens_mean",
+        "probed",
+        "report",
+        "slot",
+        "spec",
+        "speed",
+        "truth",
+        "truth_reason",
+        "weight",
+    )
+
+    def __init__(self, spec: EngineSpec, slot: int) -> None:
+        self.id = WorkerId(spec.worker_id)
+        self.slot = slot  # small and free again after removal: the worker's bit in masks
+        self.bit = 1 << slot
+        self.spec = spec
+        self.kind = spec.kind
+        self.weight = spec.weight
+        self.added_at_s = 0.0
+        self.probed = Lifecycle.LOADING  # what the last report says
+        self.lifecycle = Lifecycle.LOADING  # what holds, with drain and passive failures
+        self.models: frozenset[str] | None = frozenset((spec.model,)) if spec.model else None  # None: any, or not known yet
+        self.generation = ""
+        self.life = 0  # counts up when the cache is known to be lost; a lease of an earlier life changes nothing
+        self.truth = Truth.MODELLED
+        self.truth_reason = ""
+        self.capacity_tokens = spec.capacity_tokens  # None: not told
+        self.block_tokens = BLOCK_TOKENS
+        self.report: WorkerReport | None = None
+        self.load = Load()
+        self.speed = WorkerSpeed(spec.weight)
+        self.drained_by_admin = False
+        self.down_reason = ""
+        self.down_since_s = float("-inf")
+        self.predicted_tokens_mean = 0.0  # moving averages over requests whose engine told its cached tokens
+        self.actual_tokens_mean = 0.0
+        self.error_tokens_mean = 0.0
+
+    def may_serve(self, model: str | None) -> bool:
+        return model is None or self.models is None or model in self.models
+
+    def note_prediction(self, predicted_tokens: float, actual_tokens: int) -> None:
+        self.predicted_tokens_mean += (predicted_tokens - self.predicted_tokens_mean) * ERROR_FADE
+        self.actual_tokens_mean += (actual_tokens - self.actual_tokens_mean) * ERROR_FADE
+        self.error_tokens_mean += (abs(actual_tokens - predicted_tokens) - self.error_tokens_mean) * ERROR_FADE
+
+
+@dataclass(frozen=True, slots=True)
+class FleetChange:
+    """One fact about a worker that a report, a failure or an admin changed."""
+
+    worker: Worker
+    what: str  # lifecycle, generation, models, capacity or truth
+    before: str
+    after: str
+    detail: str = ""
+
+
+class FleetWatcher(Protocol):
+    """Whoever keeps state per worker. Called at once, in the middle of the change."""
+
+    def joined(self, worker: Worker) -> None: ...
+    def left(self, worker: Worker) -> None: ...
+    def restarted(self, worker: Worker) -> None: ...
+    def retold(self, worker: Worker) -> None:
+        """Its capacity or truth changed."""
+
+
+class Fleet:
+    """All workers by id. `epoch` counts up with every change that may alter a candidate set."""
+
+    def __init__(self, settings: FleetSettings) -> None:
+        self._settings = settings
+        self._workers: dict[WorkerId, Worker] = {}
+        self._free_slots: list[int] = []
+        self._sets: dict[str | None, tuple[Worker, ...]] = {}
+        self._watchers: list[FleetWatcher] = []
+        self.epoch = 0
+        self.slots: list[Worker | None] = []  # by slot
+
+    def watch(self, watcher: FleetWatcher) -> None:
+        """Tells the watcher of all workers, now and later."""
+        self._watchers.append(watcher)
+        for worker in self._workers.values():
+            watcher.joined(worker)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        return tuple(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker: str) -> Worker | None:
+        return self._workers.get(WorkerId(worker))
+
+    def add(self, spec: EngineSpec, now_s: float) -> Worker:
+        """A loading worker. Raises ValueError when it is known already or the fleet is full."""
+        if spec.worker_id in self._workers:
+            raise ValueError(f"worker {spec.worker_id} is known already")
+        if len(self._workers) >= self._settings.max_workers:
+            raise ValueError(f"max_workers {self._settings.max_workers} is reached")
+        slot = heappop(self._free_slots) if self._free_slots else len(self.slots)
+        if slot == len(self.slots):
+            self.slots.append(None)
+        worker = self.slots[slot] = Worker(spec, slot)
+        worker.added_at_s = now_s
+        self._workers[worker.id] = worker
+        self._changed()
+        for watcher in self._watchers:
+            watcher.joined(worker)
+        return worker
+
+    def remove(self, worker_id: str) -> Worker | None:
+        """Its leases in flight end on their own. None if it is not known."""
+        worker = self._workers.pop(WorkerId(worker_id), None)
+        if worker is None:
+            return None
+        worker.life += 1
+        worker.lifecycle = Lifecycle.DOWN
+        worker.down_reason = "removed"
+        for watcher in self._watchers:
+            watcher.left(worker)
+        self.slots[worker.slot] = None
+        heappush(self._free_slots, worker.slot)
+        self._changed()
+        return worker
+
+    def apply(self, report: WorkerReport, now_s: float) -> list[FleetChange]:
+        """Takes in what a sidecar says. Reports of unknown workers and those older than the newest are dropped."""
+        worker = self._workers.get(report.worker)
+        if worker is None or (worker.report is not None and report.reported_at_s < worker.report.reported_at_s):
+            return []
+        changes: list[FleetChange] = []
+        self._learn_generation(worker, report, changes)
+        worker.report = report
+        until_s = report.reported_at_s + self._settings.report_ttl_s
+        worker.load.report(report.running, report.waiting, report.waiting_tokens, until_s)
+        if report.block_tokens is not None and report.block_tokens > 0:
+            worker.block_tokens = report.block_tokens
+        self._learn_models(worker, report, changes)
+        self._learn_cache(worker, report, changes)
+        if report.reported_at_s > worker.down_since_s or report.lifecycle is not Lifecycle.READY:
+            worker.probed = report.lifecycle
+            worker.down_reason = "" if report.lifecycle is Lifecycle.READY else report.detail
+        self._settle(worker, changes, report.detail)
+        return changes
+
+    def mark_down(self, worker_id: str, reason: str, now_s: float) -> list[FleetChange]:
+        """A request found it gone. It stays down until a report made after `now_s` says ready."""
+        worker = self._workers.get(WorkerId(worker_id))
+        if worker is None:
+            return []
+        worker.probed = Lifecycle.DOWN
+        worker.down_since_s = now_s
+        worker.down_reason = reason
+        changes: list[FleetChange] = []
+        self._settle(worker, changes, reason)
+        return changes
+
+    def drain(self, worker_id: str) -> list[FleetChange]:
+        """No new requests until `resume`; those in flight go on. Raises KeyError if it is not known."""
+        return self._set_drained(worker_id, True)
+
+    def resume(self, worker_id: str) -> list[FleetChange]:
+        """Raises KeyError if it is not known."""
+        return self._set_drained(worker_id, False)
+
+    def candidates(self, model: str | None, tried: Sequence[WorkerId] = ()) -> tuple[Worker, ...]:
+        """Ready workers that serve the model, except those tried. The same tuple until the epoch changes.
+
+        Raises ModelNotFound when what is known rules the model out, InvalidField when none is named and the workers
+        differ in theirs, NoWorker when somebody may serve it but not now.
+        """
+        found = self._sets.get(model)
+        if found is None:
+            found = self._find(model)
+            if len(self._sets) >= MAX_CACHED_SETS:
+                self._sets.clear()
+            self._sets[model] = found
+        if not tried:
+            return found
+        left = tuple(worker for worker in found if worker.id not in tried)
+        if not left:
+            raise NoWorker(f"every worker for {named(model)} was tried")
+        return left
+
+    def models(self) -> tuple[str, ...]:
+        """Names that ready workers serve, in the order of the workers, each worker's own order kept where it told one."""
+        names: dict[str, None] = {}
+        for worker in self._workers.values():
+            if worker.lifecycle is Lifecycle.READY and worker.models is not None:
+                told = worker.report.models if worker.report is not None and worker.report.models is not None else ()
+                names.update(dict.fromkeys(name for name in told if name in worker.models))
+                names.update(dict.fromkeys(sorted(worker.models)))
+        return tuple(names)
+
+    def _find(self, model: str | None) -> tuple[Worker, ...]:
+        ready = [worker for worker in self._workers.values() if worker.lifecycle is Lifecycle.READY]
+        found = tuple(worker for worker in ready if worker.may_serve(model))
+        if not found:
+            if self._workers and not any(worker.may_serve(model) for worker in self._workers.values()):
+                raise ModelNotFound(f"no worker serves {named(model)}", param="model")
+            raise NoWorker(f"no worker for {named(model)} is ready")
+        if model is None and len({worker.models for worker in found}) > 1:
+            raise InvalidField("model is missing, and the workers serve different ones", param="model")
+        return found
+
+    def _learn_generation(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
+        before = worker.generation
+        if not report.generation or report.generation == before:
+            return
+        worker.generation = report.generation
+        if before:
+            worker.life += 1
+            changes.append(FleetChange(worker, "generation", before, report.generation))
+            for watcher in self._watchers:
+                watcher.restarted(worker)
+
+    def _learn_models(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
+        """What `--engine model=` says wins; a report that does not know keeps what is known."""
+        if report.models is None or worker.spec.model:
+            return
+        models = frozenset(report.models)
+        if models != worker.models:
+            before = worker.models
+            worker.models = models
+            changes.append(FleetChange(worker, "models", listed(before), listed(models)))
+            self._changed()
+
+    def _learn_cache(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
+        """Truth and capacity; what `--engine capacity_tokens=` says wins."""
+        found = len(changes)
+        if report.truth is not worker.truth:
+            changes.append(FleetChange(worker, "truth", worker.truth.value, report.truth.value, report.truth_reason))
+            worker.truth = report.truth
+        worker.truth_reason = report.truth_reason
+        told = worker.spec.capacity_tokens or report.capacity_tokens
+        if told and told != worker.capacity_tokens:
+            changes.append(FleetChange(worker, "capacity", str(worker.capacity_tokens), str(told)))
+            worker.capacity_tokens = told
+        if len(changes) > found:
+            for watcher in self._watchers:
+                watcher.retold(worker)
+
+    def _set_drained(self, worker_id: str, drained: bool) -> list[FleetChange]:
+        worker = self._workers[WorkerId(worker_id)]
+        worker.drained_by_admin = drained
+        changes: list[FleetChange] = []
+        self._settle(worker, changes, "drained by admin" if drained else "resumed by admin")
+        return changes
+
+    def _settle(self, worker: Worker, changes: list[FleetChange], detail: str) -> None:
+        """The lifecycle that follows from reports, failures and drain."""
+        before, after = worker.lifecycle, worker.probed
+        if after is Lifecycle.READY and worker.drained_by_admin:
+            after = Lifecycle.DRAINING
+        if after is not before:
+            worker.lifecycle = after
+            changes.append(FleetChange(worker, "lifecycle", before.value, after.value, detail))
+            self._changed()
+
+    def _changed(self) -> None:
+        self.epoch += 1
+        self._sets.clear()
+
+
+def named(model: str | None) -> str:
+    return "any model" if model is None else f"model {model!r}"
+
+
+def listed(models: frozenset[str] | None) -> str:
+    return "unknown" if models is None else ", ".join(sorted(models))

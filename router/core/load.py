@@ -1,0 +1,196 @@
+"""What each worker has to do: leases from the moment of choice, prefill still ahead, arrival rates, reports.
+
+Own counts move at selection and are never reset; what a worker reports only adds work of others (unknown is not zero,
+an old report is no report).
+"""
+
+import math
+from typing import TYPE_CHECKING
+
+from router.core.types import Decision, PromptKeys
+
+if TYPE_CHECKING:
+    from router.core.fleet import Worker
+
+UNKNOWN = -1
+REBASE_AT = 200.0  # e-folds until weights are brought back to 1; a float has room for 700
+
+
+class Lease:
+    """One request on one worker, from its choice to its end. Only `Load` and `Placement` write it."""
+
+    __slots__ = (
+        "coldest_s",
+        "confirmed",
+        "decision",
+        "inserted_s",
+        "life",
+        "matched_blocks",
+        "prompt",
+        "released",
+        "sent_s",
+        "uncached_tokens",
+        "worker",
+    )
+
+    def __init__(self, worker: "Worker", decision: Decision, prompt: PromptKeys, uncached_tokens: int, sent_s: float) -> None:
+        self.worker = worker
+        self.life = worker.life  # results of an earlier life never touch the state of a later one
+        self.decision = decision
+        self.prompt = prompt
+        self.uncached_tokens = uncached_tokens
+        self.sent_s = sent_s
+        self.matched_blocks = 0
+        self.coldest_s = math.inf  # when the coldest of the matched blocks was last used before this request
+        self.confirmed = True  # False: the matched blocks may still have been being computed
+        self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
+        self.released = False
+
+
+class Load:
+    """One worker's requests. Rates are in weighted units, see `FleetLoad`."""
+
+    __slots__ = (
+        "arrivals",
+        "busy_s",
+        "head",
+        "head_since_s",
+        "in_flight",
+        "pending",
+        "pending_tokens",
+        "report_until_s",
+        "reported_running",
+        "reported_waiting",
+        "reported_waiting_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.in_flight = 0
+        self.pending: dict[Lease, None] = {}  # before their first token, in order of sending
+        self.pending_tokens = 0  # their uncached tokens
+        self.head: Lease | None = None  # the first of them: the one whose prefill is thought to run
+        self.head_since_s = 0.0
+        self.arrivals = 0.0
+        self.busy_s = 0.0
+        self.report_until_s = -math.inf
+        self.reported_running = UNKNOWN
+        self.reported_waiting = UNKNOWN
+        self.reported_waiting_tokens = UNKNOWN
+
+    def take(self, lease: Lease) -> None:
+        self.in_flight += 1
+        if self.head is None:
+            self.head = lease
+            self.head_since_s = lease.sent_s
+        self.pending[lease] = None
+        self.pending_tokens += lease.uncached_tokens
+
+    def first_token(self, lease: Lease, now_s: float) -> float | None:
+        """Its prefill is done. Returns how long that took if nothing was ahead of it, else None; None the second time."""
+        if lease not in self.pending:
+            return None
+        took_s = now_s - self.head_since_s if lease is self.head else None
+        self._leave(lease)
+        self.head_since_s = now_s  # the next one cannot have been prefilled before
+        return took_s
+
+    def release(self, lease: Lease, now_s: float) -> bool:
+        """Ends the lease, in whatever state; False and no change if it has ended before."""
+        if lease.released:
+            return False
+        lease.released = True
+        self.in_flight -= 1
+        if lease in self.pending:
+            was_head = lease is self.head
+            self._leave(lease)
+            if was_head:
+                self.head_since_s = now_s
+        return True
+
+    def reprice(self, lease: Lease, uncached_tokens: int) -> None:
+        """The prompt turned out longer or shorter than thought."""
+        if lease in self.pending:
+            self.pending_tokens += uncached_tokens - lease.uncached_tokens
+        lease.uncached_tokens = uncached_tokens
+
+    def report(self, running: int | None, waiting: int | None, waiting_tokens: int | None, until_s: float) -> None:
+        """What the worker itself says, valid until then."""
+        self.report_until_s = until_s
+        self.reported_running = UNKNOWN if running is None else running
+        self.reported_waiting = UNKNOWN if waiting is None else waiting
+        self.reported_waiting_tokens = UNKNOWN if waiting_tokens is None else waiting_tokens
+
+    def waiting_at(self, now_s: float) -> int:
+        """Requests before their first token: the larger of own count and a fresh report."""
+        own = len(self.pending)
+        return max(own, self.reported_waiting) if now_s <= self.report_until_s else own
+
+    def others_tokens(self, now_s: float, mean_uncached_tokens: float) -> float:
+        """Uncached tokens waiting there that this router did not send."""
+        if now_s > self.report_until_s:
+            return 0.0
+        if self.reported_waiting_tokens != UNKNOWN:
+            return max(0, self.reported_waiting_tokens - self.pending_tokens)
+        return max(0, self.reported_waiting - len(self.pending)) * mean_uncached_tokens
+
+    def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:
+        """Uncached tokens ahead of a request that arrives now."""
+        own: float = self.pending_tokens
+        if self.head is not None:
+            own -= min(self.head.uncached_tokens, max(0.0, (now_s - self.head_since_s) / s_per_token))
+        return own + self.others_tokens(now_s, mean_uncached_tokens)
+
+    def _leave(self, lease: Lease) -> None:
+        del self.pending[lease]
+        self.pending_tokens -= lease.uncached_tokens
+        if lease is self.head:
+            self.head = next(iter(self.pending), None)
+
+
+class FleetLoad:
+    """Sums over the fleet, and the clock of all decayed rates.
+
+    An arrival at time t counts exp(k·(t − t0)), so that nothing has to be decayed as time goes by: a rate now is the sum
+    times k·exp(−k·(now − t0)), one exponential for the whole fleet.
+    """
+
+    __slots__ = ("_k", "_t0_s", "arrivals", "busy_s", "in_flight", "tokens")
+
+    def __init__(self, half_life_s: float) -> None:
+        self._k = math.log(2) / half_life_s
+        self._t0_s: float | None = None
+        self.arrivals = 0.0
+        self.busy_s = 0.0  # prefill seconds sent out
+        self.tokens = 0.0  # uncached tokens sent out
+        self.in_flight = 0
+
+    def weight(self, now_s: float) -> float:
+        """What an arrival at `now_s` counts."""
+        if self._t0_s is None:
+            self._t0_s = now_s
+        return math.exp(min(REBASE_AT * 2, self._k * (now_s - self._t0_s)))
+
+    def per_s(self, weight: float) -> float:
+        """Factor from sums to rates per second, at the time whose weight this is."""
+        return self._k / weight
+
+    def needs_rebase(self, weight: float) -> bool:
+        return weight > REBASE_WEIGHT
+
+    def rebase(self, now_s: float, loads: "list[Load]") -> None:
+        """Scales all sums so that an arrival now counts 1."""
+        shrink = 1.0 / self.weight(now_s)
+        self._t0_s = now_s
+        self.arrivals *= shrink
+        self.busy_s *= shrink
+        for load in loads:
+            load.arrivals *= shrink
+            load.busy_s *= shrink
+        self.tokens *= shrink
+
+    def mean_uncached_tokens(self) -> float:
+        """Of a request lately sent; 0 before the first."""
+        return self.tokens / self.arrivals if self.arrivals else 0.0
+
+
+REBASE_WEIGHT = math.exp(REBASE_AT)

@@ -1,0 +1,342 @@
+"""Where a request goes, and what is learned from how it went: glues index, ring, load, speed, price and policy.
+
+Every method is synchronous and pure; the caller passes the time. A lease counts from `choose` on and ends with exactly
+one of `finish` and `fail`, whichever comes first; the other is then without effect.
+"""
+
+from array import array
+from collections.abc import Sequence
+
+from router.core.cost import mean_rates, price
+from router.core.decision_log import DecisionLog
+from router.core.fleet import Fleet, Worker
+from router.core.load import FleetLoad, Lease
+from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
+from router.core.prefix_index import Level, PrefixIndex
+from router.core.ring import Ring
+from router.core.sessions import Sessions
+from router.core.speed import FleetSpeed
+from router.core.stats import Stats
+from router.core.types import BLOCK_TOKENS, Decision, KeyForm, PromptKeys, Truth, Usage, WorkerId
+from router.settings import CacheSettings, RoutingSettings
+
+MAX_POOLS = 256
+ENDED = -1  # life of a lease whose results count no more
+SLACK_SHARE = 0.1  # predicted and actual hits are the same within this and one block
+SHRINK_LIMIT = 16  # a worker's capacity is never thought to be under one part in this many of what it should be
+NO_LEVELS: Sequence[Level] = ()
+
+
+class Placement:
+    """State of all choices. Follows the fleet by itself: joins, restarts and leaves need no call here."""
+
+    def __init__(self, routing: RoutingSettings, cache: CacheSettings, fleet: Fleet, stats: Stats, rng: Random) -> None:
+        self.index = PrefixIndex(cache.index_bytes)
+        self.load = FleetLoad(routing.rate_half_life_s)
+        self.speed = FleetSpeed(routing.prefill_tokens_per_s)
+        self.sessions = Sessions(routing.max_sessions)
+        self.log = DecisionLog(routing.decision_log_size)
+        self._routing = routing
+        self._default_capacity_tokens = cache.default_capacity_tokens
+        self._fleet = fleet
+        self._stats = stats
+        self._ring = Ring(routing.ring_points)
+        self._policy = make_policy(routing.policy)
+        self._view = FleetView(fleet.slots, self.load, routing.ring_load_factor, rng)
+        self._pools: dict[int, Pool] = {}  # by id() of the tuple, which the pool keeps alive
+        self._pools_epoch = -1
+        self._ceilings: dict[int, int] = {}  # slot → blocks that the worker's cache should have
+        self._now_s = 0.0  # the latest seen
+        fleet.watch(self)
+
+    # The life of a request.
+
+    def choose(
+        self,
+        request_id: str,
+        model: str | None,
+        prompt: PromptKeys,
+        workers: Sequence[Worker],
+        *,
+        session: str | None = None,
+        tried: tuple[WorkerId, ...] = (),
+        now_s: float,
+        wall_s: float,
+    ) -> Lease:
+        """One of `workers` (at least one), with its load and its cache model already moved."""
+        self._now_s = now_s
+        routing, keys = self._routing, prompt.keys
+        levels = self.index.match(keys) if keys else NO_LEVELS
+        ring_key = keys[min(len(keys), routing.ring_blocks) - 1] if keys else None
+        pool = self._pool(workers)
+        q = Question(pool, levels, ring_key, None if session is None else self._hinted(session, workers))
+        nominee = self._policy.nominate(q, self._view)
+        weight = self._weight(now_s)
+        if len(workers) <= routing.max_candidates:
+            peers = mean_rates(workers)
+        else:
+            peers = self.load.arrivals / len(self._fleet), self.load.busy_s / len(self._fleet)
+            q.candidates = candidates = shortlist(q, self._view, routing.max_candidates)
+            if nominee is not None and nominee not in candidates:
+                candidates.append(nominee)
+        q.priced = price(
+            q.candidates, levels, prompt.prompt_tokens, self.load, self.speed, peers, weight, routing, now_s
+        )  # fmt: skip
+        q.costs = [row[5] for row in q.priced]
+        if q.hint is not None:
+            q.costs[q.candidates.index(q.hint)] -= routing.session_credit_s
+        place, reason = self._policy.pick(q, self._view)
+        if tried:
+            reason = "retry"
+        elif len(workers) == 1:
+            reason = "only_candidate"
+        decision = self._decide(request_id, model, prompt, q, place, reason, session, tried, wall_s)
+        return self._send(decision, q.candidates[place], q.priced[place][2], levels, prompt, session, weight, now_s)
+
+    def first_token(self, lease: Lease, now_s: float) -> None:
+        """The first byte of the answer's content; its prefill is done. Later calls change nothing."""
+        if lease.decision.ttft_s is not None or lease.released:
+            return
+        lease.decision.ttft_s = now_s - lease.sent_s
+        took_s = lease.worker.load.first_token(lease, now_s)
+        if took_s is not None and lease.life == lease.worker.life:
+            self.speed.observe(lease.worker.speed, lease.uncached_tokens, took_s)
+
+    def extend(self, lease: Lease, prompt: PromptKeys) -> None:
+        """The whole chain of a prompt that was chosen for with a leading part of it; its end may have come already."""
+        lease.prompt = prompt
+        decision = lease.decision
+        decision.prompt_tokens = prompt.prompt_tokens
+        uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
+        lease.worker.load.reprice(lease, uncached)
+        self._insert(lease)
+
+    def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
+        """The request is over. A status of 400 or more means that its prompt was not computed."""
+        if not self._end(lease, now_s, outcome):
+            return
+        lease.decision.status = status
+        if status is not None and status >= 400:
+            self._undo(lease)
+            return
+        stats, decision = self._stats, lease.decision
+        stats.predicted_cached_tokens += decision.predicted_cached_tokens
+        if usage is None:
+            stats.usage_unknown += 1
+            stats.prompt_tokens += decision.prompt_tokens
+            return
+        prompt_tokens = decision.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        stats.prompt_tokens += prompt_tokens
+        stats.completion_tokens += usage.completion_tokens or 0
+        if usage.cached_tokens is None:
+            return
+        decision.actual_cached_tokens = usage.cached_tokens
+        stats.actual_cached_tokens += usage.cached_tokens
+        stats.actual_known_prompt_tokens += prompt_tokens
+        self._learn(lease, usage.cached_tokens, usage.prompt_tokens)
+
+    def fail(self, lease: Lease, now_s: float, outcome: str) -> None:
+        """Nothing ran there: the blocks that were expected to be cached are taken back."""
+        if self._end(lease, now_s, outcome):
+            self._undo(lease)
+
+    # Questions.
+
+    def is_held(self, keys: "array[int]") -> bool:
+        """Whether some worker holds all of these leading blocks, so that more of them may matter."""
+        return self.index.deepest(keys) == len(keys)
+
+    def decision(self, request_id: str) -> Decision | None:
+        return self.log.get(request_id)
+
+    def cached_tokens(self, worker: Worker) -> int:
+        """Tokens that the worker is thought to have cached."""
+        return self.index.blocks_of(worker.slot) * BLOCK_TOKENS
+
+    def capacity_tokens(self, worker: Worker) -> int:
+        """Tokens that its cache is thought to have room for, after corrections."""
+        return self.index.capacity_of(worker.slot) * BLOCK_TOKENS
+
+    def rates(self, worker: Worker, now_s: float) -> tuple[float, float]:
+        """(requests per second, share of time spent on prefill) lately sent to the worker by this router."""
+        per_s = self.load.per_s(self.load.weight(now_s))
+        return worker.load.arrivals * per_s, worker.load.busy_s * per_s
+
+    def tokens_per_s(self, worker: Worker) -> float:
+        """Its prefill speed as learned."""
+        return 1.0 / (self.speed.s_per_token * worker.speed.factor)
+
+    def backlog_s(self, worker: Worker, now_s: float) -> float:
+        """Prefill ahead of a request that would be sent to the worker now."""
+        s_per_token = self.speed.s_per_token * worker.speed.factor
+        return worker.load.backlog_tokens(now_s, s_per_token, self.load.mean_uncached_tokens()) * s_per_token
+
+    # The fleet's changes (FleetWatcher).
+
+    def joined(self, worker: Worker) -> None:
+        self._ring.add(worker.slot, worker.id, worker.weight)
+        self._ceilings[worker.slot] = self._ceiling(worker)
+        self.index.add_worker(worker.slot, self._ceilings[worker.slot])
+
+    def left(self, worker: Worker) -> None:
+        self._ring.remove(worker.slot)
+        self.index.remove_worker(worker.slot)
+        del self._ceilings[worker.slot]
+        self._stats.forget_worker(worker.id)
+
+    def restarted(self, worker: Worker) -> None:
+        self.index.forget(worker.slot)
+        self.index.set_capacity(worker.slot, self._ceilings[worker.slot])
+
+    def retold(self, worker: Worker) -> None:
+        if worker.truth is Truth.NONE:
+            self.index.forget(worker.slot)
+        ceiling = self._ceiling(worker)
+        if ceiling != self._ceilings[worker.slot]:
+            self._ceilings[worker.slot] = ceiling
+            self.index.set_capacity(worker.slot, ceiling)
+
+    def forget(self, worker: Worker) -> None:
+        """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
+        worker.life += 1
+        self.restarted(worker)
+
+    # Parts of the above.
+
+    def _pool(self, workers: Sequence[Worker]) -> Pool:
+        if self._pools_epoch != self._fleet.epoch or len(self._pools) >= MAX_POOLS:
+            self._pools_epoch = self._fleet.epoch
+            self._pools.clear()
+        pool = self._pools.get(id(workers))
+        if pool is None or pool.workers is not workers:
+            pool = self._pools[id(workers)] = Pool(workers, self._ring)
+        return pool
+
+    def _hinted(self, session: str, workers: Sequence[Worker]) -> Worker | None:
+        worker_id = self.sessions.worker_of(session)
+        worker = None if worker_id is None else self._fleet.get(worker_id)
+        return worker if worker is not None and worker in workers else None
+
+    def _weight(self, now_s: float) -> float:
+        weight = self.load.weight(now_s)
+        if self.load.needs_rebase(weight):
+            self.load.rebase(now_s, [worker.load for worker in self._fleet.workers])
+            weight = self.load.weight(now_s)
+        return weight
+
+    def _decide(
+        self, request_id: str, model: str | None, prompt: PromptKeys, q: Question, place: int, reason: str,
+        session: str | None, tried: tuple[WorkerId, ...], wall_s: float,
+    ) -> Decision:  # fmt: skip
+        row = q.priced[place]
+        decision = Decision(
+            request_id, wall_s, self._routing.policy, reason, row[0], model or "", prompt.prompt_tokens, prompt.form,
+            prompt.unkeyed_reason, row[1], (), session, tried,
+        )  # fmt: skip
+        decision.priced = q.priced
+        if q.homes:
+            decision.homes = tuple(worker.id for worker in q.homes)
+        if q.hint is not None:
+            decision.hinted = q.hint.id
+        self.log.add(decision)
+        stats = self._stats
+        stats.decisions[self._routing.policy, reason] += 1
+        stats.key_forms[prompt.form] += 1
+        if prompt.unkeyed_reason is not None:
+            stats.unkeyed[prompt.unkeyed_reason] += 1
+        return decision
+
+    def _send(
+        self, decision: Decision, worker: Worker, prefill_s: float, levels: Sequence[Level], prompt: PromptKeys,
+        session: str | None, weight: float, now_s: float,
+    ) -> Lease:  # fmt: skip
+        """Counts the request in, everywhere, before anything can be awaited."""
+        uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
+        lease = Lease(worker, decision, prompt, uncached, now_s)
+        bit = worker.bit
+        for blocks, mask in levels:
+            if mask & bit:
+                lease.matched_blocks = blocks
+                break
+        load, fleet_load = worker.load, self.load
+        head = load.head
+        self._insert(lease)
+        if head is not None:
+            lease.confirmed = lease.coldest_s < head.sent_s
+        load.take(lease)
+        load.arrivals += weight
+        load.busy_s += weight * prefill_s
+        fleet_load.arrivals += weight
+        fleet_load.busy_s += weight * prefill_s
+        fleet_load.tokens += weight * uncached
+        fleet_load.in_flight += 1
+        if session is not None:
+            self.sessions.note(session, worker.id)
+        return lease
+
+    def _insert(self, lease: Lease) -> None:
+        """The worker's model holds the whole prompt now, though the engine still has to compute it."""
+        worker, keys = lease.worker, lease.prompt.keys
+        if keys and lease.life == worker.life and worker.truth is not Truth.NONE:
+            coldest_s = self.index.insert(worker.slot, keys, self._now_s)
+            if lease.inserted_s is None:
+                lease.coldest_s = coldest_s
+            lease.inserted_s = self._now_s
+
+    def _end(self, lease: Lease, now_s: float, outcome: str) -> bool:
+        self._now_s = now_s
+        if not lease.worker.load.release(lease, now_s):
+            return False
+        self.load.in_flight -= 1
+        lease.decision.outcome = outcome
+        lease.decision.duration_s = now_s - lease.sent_s
+        return True
+
+    def _undo(self, lease: Lease) -> None:
+        if lease.inserted_s is not None and lease.life == lease.worker.life:
+            self.index.drop(lease.worker.slot, lease.prompt.keys, lease.matched_blocks, lease.inserted_s)
+        lease.life = ENDED
+
+    def _learn(self, lease: Lease, actual: int, prompt_tokens: int | None) -> None:
+        """Compares the predicted with the actual hit; a clear difference corrects the model of the worker's cache."""
+        worker, prompt = lease.worker, lease.prompt
+        predicted: float = lease.decision.predicted_cached_tokens
+        if prompt.form is KeyForm.TEXT or (prompt.form is KeyForm.TOKENS and not prompt.exact_tokens):
+            if not prompt_tokens or not prompt.prompt_tokens:
+                return
+            predicted *= prompt_tokens / prompt.prompt_tokens
+        elif prompt.form is not KeyForm.TOKENS:
+            return
+        worker.note_prediction(predicted, actual)
+        if lease.life != worker.life or worker.truth is Truth.NONE:
+            return
+        slack = max(BLOCK_TOKENS, worker.block_tokens) + SLACK_SHARE * max(predicted, actual)
+        if predicted - actual > slack:
+            if lease.confirmed:
+                self._shrink(worker, lease.coldest_s)
+        elif actual - predicted > slack and self._had_evicted_next(lease):
+            self._grow(worker, int(actual - predicted) // BLOCK_TOKENS)
+
+    def _had_evicted_next(self, lease: Lease) -> bool:
+        """Whether the block right behind the predicted hit had been known and evicted: not merely new."""
+        keys, matched = lease.prompt.keys, lease.matched_blocks
+        return matched < len(keys) and self.index.was_evicted(lease.worker.slot, keys[matched])
+
+    def _shrink(self, worker: Worker, coldest_s: float) -> None:
+        """Blocks last used at `coldest_s` were gone, so colder ones are too (LRU), and the cache is no larger than the rest."""
+        self.index.evict_older(worker.slot, coldest_s)
+        if worker.spec.capacity_tokens is not None:
+            return
+        capacity = self.index.capacity_of(worker.slot)
+        left = max(self.index.blocks_of(worker.slot), self._ceilings[worker.slot] // SHRINK_LIMIT)
+        self.index.set_capacity(worker.slot, capacity - max(0, capacity - left) // 2)
+
+    def _grow(self, worker: Worker, surplus_blocks: int) -> None:
+        """Blocks that the model had evicted were still there."""
+        if worker.spec.capacity_tokens is None:
+            capacity = self.index.capacity_of(worker.slot)
+            more = min(surplus_blocks, max(1, capacity // SHRINK_LIMIT))
+            self.index.set_capacity(worker.slot, min(self._ceilings[worker.slot], capacity + more))
+
+    def _ceiling(self, worker: Worker) -> int:
+        return max(1, (worker.capacity_tokens or self._default_capacity_tokens) // BLOCK_TOKENS)

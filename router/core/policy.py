@@ -1,0 +1,251 @@
+"""The policies: which of the priced candidates gets the request, and the reason to remember.
+
+A policy may *nominate* a worker before anything is priced (it then is among the candidates) and *picks* one of them.
+"""
+
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from router.core.fleet import Worker
+from router.core.load import FleetLoad
+from router.core.prefix_index import Level
+from router.core.ring import Ring, load_bound
+from router.core.types import Priced
+
+MATCHED: Final = 1  # places in Priced
+PREFILL_S: Final = 2
+COST_S: Final = 5
+EXACT_SUM = 64  # pools up to this size have their requests in flight counted, larger ones take the fleet's
+HOME_MARGIN = 0.25  # of the prompt's own prefill: how much cheaper a stranger must be than a home on the ring
+
+
+class Random(Protocol):
+    """The part of random.Random that placement needs."""
+
+    def random(self) -> float: ...
+
+
+class Pool:
+    """The workers that may serve a request, with what is derived from them once per fleet epoch."""
+
+    __slots__ = ("mask", "ring", "total_weight", "workers")
+
+    def __init__(self, workers: Sequence[Worker], ring: Ring) -> None:
+        self.workers = workers
+        self.ring = ring  # may have more members than the pool
+        self.mask = 0
+        self.total_weight = 0.0
+        for worker in workers:
+            self.mask |= worker.bit
+            self.total_weight += worker.weight
+
+
+class Question:
+    """Everything a policy may look at in one choice. `candidates`, `priced` and `costs` run in parallel."""
+
+    __slots__ = (
+        "candidates", "costs", "hint", "homes", "levels", "pool", "priced", "ring_key",
+    )  # fmt: skip
+
+    def __init__(self, pool: Pool, levels: Sequence[Level], ring_key: int | None, hint: Worker | None) -> None:
+        self.pool = pool
+        self.levels = levels  # who holds how much of the prompt
+        self.ring_key = ring_key  # None: the prompt has no keys
+        self.hint = hint  # the worker of the client's session
+        self.candidates: Sequence[Worker] = pool.workers
+        self.priced: Sequence[Priced] = ()
+        self.costs: Sequence[float] = ()  # of `priced`, less the session credit
+        self.homes: Sequence[Worker] = ()
+
+
+class Policy(Protocol):
+    """What `Placement` asks of a policy. State (a round-robin counter, say) is its own."""
+
+    def nominate(self, q: Question, fleet: "FleetView") -> Worker | None:
+        """A worker of the pool that must be among the candidates; None if the policy has no opinion yet."""
+
+    def pick(self, q: Question, fleet: "FleetView") -> tuple[int, str]:
+        """(place in q.candidates, reason)."""
+
+
+class FleetView:
+    """What stays the same from choice to choice: workers by slot, chance, the ring's bound."""
+
+    __slots__ = ("load", "load_factor", "rng", "slots")
+
+    def __init__(self, slots: Sequence[Worker | None], load: FleetLoad, load_factor: float, rng: Random) -> None:
+        self.slots = slots
+        self.load = load
+        self.load_factor = load_factor
+        self.rng = rng
+
+
+class Warm:
+    """Least steer cost. Where nobody holds the first block, a home on the ring unless a stranger is much cheaper."""
+
+    def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
+        return None
+
+    def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
+        if q.ring_key is None:
+            return least_queue(q.candidates, fleet.rng), "least_queue"
+        best = cheapest(q.costs, fleet.rng)
+        worker = q.candidates[best]
+        if worker is q.hint and min(priced[COST_S] for priced in q.priced) < q.priced[best][COST_S]:
+            return best, "session"
+        if q.levels:
+            if q.levels[0][1] & worker.bit:
+                return best, "warm_prefix"
+            most = max(priced[MATCHED] for priced in q.priced)
+            if most:
+                return best, "warm_prefix" if q.priced[best][MATCHED] == most else "holder_busy"
+        return self._unseen(q, fleet, best)
+
+    def _unseen(self, q: Question, fleet: FleetView, best: int) -> tuple[int, str]:
+        q.homes = q.homes or ring_homes(q, fleet)
+        homes = [i for i, worker in enumerate(q.candidates) if worker in q.homes]
+        if not homes:
+            return best, "least_cost"
+        first = q.candidates.index(q.homes[0])
+        home = min(homes, key=lambda i: (q.costs[i], i != first))
+        if q.costs[home] - q.costs[best] > HOME_MARGIN * q.priced[home][PREFILL_S]:
+            return best, "least_cost"
+        return home, "ring_home"
+
+
+class BoundedRing:
+    """The first home of the prompt's leading blocks that is under the bound; least queue without keys."""
+
+    def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
+        if q.ring_key is None:
+            return None
+        q.homes = ring_homes(q, fleet)
+        return q.homes[0] if q.homes else None
+
+    def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
+        if not q.homes:
+            return least_queue(q.candidates, fleet.rng), "least_queue"
+        return q.candidates.index(q.homes[0]), "ring_home"
+
+
+class LeastQueue:
+    """Fewest requests in flight per weight, then fewest reported waiting; ties at random."""
+
+    def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
+        return None
+
+    def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
+        return least_queue(q.candidates, fleet.rng), "least_queue"
+
+
+class RoundRobin:
+    """Each worker of a pool in turn; one turn counter for all pools."""
+
+    def __init__(self) -> None:
+        self._turn = -1
+
+    def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
+        self._turn += 1
+        return self._current(q)
+
+    def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
+        return q.candidates.index(self._current(q)), "round_robin"
+
+    def _current(self, q: Question) -> Worker:
+        return q.pool.workers[self._turn % len(q.pool.workers)]
+
+
+class Uniform:
+    """Any candidate with the same chance."""
+
+    def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
+        return None
+
+    def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
+        return int(fleet.rng.random() * len(q.candidates)), "random"
+
+
+def make_policy(name: str) -> Policy:
+    """By its name in `settings.POLICIES`; KeyError for any other."""
+    kinds: dict[str, type[Policy]] = {
+        "warm": Warm,
+        "ring": BoundedRing,
+        "least-queue": LeastQueue,
+        "round-robin": RoundRobin,
+        "random": Uniform,
+    }
+    return kinds[name]()
+
+
+def cheapest(costs: Sequence[float], rng: Random) -> int:
+    """Place of the least cost, ties at random."""
+    low = min(costs)
+    if costs.count(low) == 1:
+        return costs.index(low)
+    ties = [i for i, cost in enumerate(costs) if cost == low]
+    return ties[int(rng.random() * len(ties))]
+
+
+def least_queue(workers: Sequence[Worker], rng: Random) -> int:
+    """Place of the worker with the fewest requests in flight per weight, then reported waiting, ties at random."""
+    queues = [(worker.load.in_flight / worker.weight, worker.load.reported_waiting) for worker in workers]
+    low = min(queues)
+    ties = [i for i, queue in enumerate(queues) if queue == low]
+    return ties[int(rng.random() * len(ties))]
+
+
+def ring_homes(q: Question, fleet: FleetView, count: int = 2) -> list[Worker]:
+    """The first workers of the pool clockwise from the prompt's ring key, those at their bound left out."""
+    assert q.ring_key is not None
+    pool, slots = q.pool, fleet.slots
+    total = sum(worker.load.in_flight for worker in pool.workers) if len(pool.workers) <= EXACT_SUM else fleet.load.in_flight
+
+    def has_room(slot: int) -> bool:
+        worker = slots[slot]
+        return (
+            worker is not None
+            and pool.mask & worker.bit != 0
+            and worker.load.in_flight < load_bound(fleet.load_factor, total, worker.weight / pool.total_weight)
+        )
+
+    return [worker for slot in pool.ring.homes(q.ring_key, count, has_room) if (worker := slots[slot]) is not None]
+
+
+def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
+    """At most `limit` workers of a large pool, so that a choice costs the same in a fleet of any size.
+
+    Half of the places for the deepest holders; then homes on the ring where nobody holds anything, the session's
+    worker, and the less loaded of two drawn at random, a quarter of the places times.
+    """
+    pool, rng = q.pool, fleet.rng
+    chosen: dict[Worker, None] = {}
+    seen = 0
+    for _, mask in q.levels:
+        new = mask & pool.mask & ~seen
+        seen |= mask
+        for slot in some_slots(new, limit // 2 - len(chosen), int(rng.random() * len(fleet.slots))):
+            worker = fleet.slots[slot]
+            assert worker is not None  # the pool's mask has only slots in use
+            chosen[worker] = None
+    if not chosen and q.ring_key is not None:
+        q.homes = q.homes or ring_homes(q, fleet)
+        chosen.update(dict.fromkeys(q.homes))
+    if q.hint is not None:
+        chosen[q.hint] = None
+    workers, size = pool.workers, len(pool.workers)
+    for _ in range(max(1, limit // 4)):
+        one, other = workers[int(rng.random() * size)], workers[int(rng.random() * size)]
+        chosen[one if one.load.in_flight * other.weight <= other.load.in_flight * one.weight else other] = None
+    return list(chosen)[:limit]
+
+
+def some_slots(mask: int, count: int, turn: int) -> list[int]:
+    """Up to `count` slots of a mask, from slot `turn` upwards and around."""
+    slots: list[int] = []
+    high = mask >> turn << turn
+    for part in (high, mask ^ high):
+        while part and len(slots) < count:
+            low = part & -part
+            slots.append(low.bit_length() - 1)
+            part ^= low
+    return slots

@@ -1,0 +1,61 @@
+"""Prefill speed learned from first tokens: one line fitted to the fleet, one factor per worker (policy-lab §1).
+
+`time = c0 + uncached_tokens · s_per_token`, by least squares in which each observation fades by 0.99 per later one.
+"""
+
+FADE = 0.99  # per observation
+SLOPE_SHARE = 0.3  # of the observed time that uncached tokens explain at least
+PRIOR_S = 4.0  # observed seconds that weigh as much as the assumption that a worker is as fast as the fleet
+PRIOR_POINT_S = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
+
+
+class WorkerSpeed:
+    """How one worker differs from the fleet: its seconds per token are the fleet's times `factor`."""
+
+    __slots__ = ("factor", "observed_s", "predicted_s", "prior_s")
+
+    def __init__(self, weight: float = 1.0) -> None:
+        """`weight`: how many times as fast as others the operator says it is; what is observed replaces that."""
+        self.prior_s = self.observed_s = PRIOR_S / weight
+        self.predicted_s = PRIOR_S
+        self.factor = 1.0 / weight
+
+    def observe(self, seconds: float, predicted_s: float) -> None:
+        """One observation and what the fleet's line says. The prior does not fade, the observations do."""
+        self.observed_s = self.prior_s + (self.observed_s - self.prior_s) * FADE + seconds
+        self.predicted_s = PRIOR_S + (self.predicted_s - PRIOR_S) * FADE + predicted_s
+        self.factor = self.observed_s / self.predicted_s
+
+
+class FleetSpeed:
+    """The fleet's line. `s_per_token` is read on each choice, so it is kept ready."""
+
+    __slots__ = ("c0_s", "observations", "s_per_token", "sum_n", "sum_x", "sum_xx", "sum_xy", "sum_y")
+
+    def __init__(self, prior_tokens_per_s: float) -> None:
+        tokens = prior_tokens_per_s * PRIOR_POINT_S
+        self.sum_n = 2.0
+        self.sum_x = tokens
+        self.sum_y = PRIOR_POINT_S
+        self.sum_xx = tokens * tokens
+        self.sum_xy = tokens * PRIOR_POINT_S
+        self.s_per_token = 1.0 / prior_tokens_per_s
+        self.c0_s = 0.0
+        self.observations = 0
+
+    def observe(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
+        """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
+        if uncached_tokens <= 0 or seconds <= 0:
+            return
+        worker.observe(seconds, self.c0_s + uncached_tokens * self.s_per_token)
+        self.observations += 1
+        self.sum_n = n = self.sum_n * FADE + 1.0
+        self.sum_x = x = self.sum_x * FADE + uncached_tokens
+        self.sum_y = y = self.sum_y * FADE + seconds
+        self.sum_xx = xx = self.sum_xx * FADE + uncached_tokens * uncached_tokens
+        self.sum_xy = xy = self.sum_xy * FADE + uncached_tokens * seconds
+        mean_slope = y / x
+        spread = n * xx - x * x
+        slope = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else mean_slope
+        self.s_per_token = slope = min(max(slope, SLOPE_SHARE * mean_slope), mean_slope)
+        self.c0_s = (y - slope * x) / n
