@@ -93,16 +93,25 @@ def run_serve(arguments: argparse.Namespace) -> int:
     for warning in unknown_variables(os.environ):
         complain(f"{warning} (ignored)", 0)
     if arguments.check:
-        from router.settings_text import check_text
-
-        print(check_text(resolved))
-        return 0
+        return run_check(resolved)
     from router.app import run  # the data plane's modules, which the other commands do not need
 
     try:
         return run(resolved.settings) or 0
     except OSError as error:
         return complain(f"cannot serve: {error.strerror or error}", 1)
+
+
+def run_check(resolved: Resolved) -> int:
+    """Prints the settings when all of them are good; tokenizers are loaded to see that they can be."""
+    from router.settings_text import check_text
+
+    if resolved.settings.tokens.tokenizer:
+        from router.tokens.book import TokenizerBook
+
+        TokenizerBook(resolved.settings.tokens)
+    print(check_text(resolved))
+    return 0
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:

@@ -31,14 +31,13 @@ Row = Mapping[str, Any]
 
 REASONS = {
     "warm_prefix": "it held the start of this prompt and was the cheapest",
-    "ring_home": "no worker held this prompt, and it is one of the prompt's homes on the ring",
+    "holder_busy": "those that held more of this prompt were busier, so that it was the cheapest",
+    "ring_home": "it is the prompt's home on the ring",
+    "least_cost": "no worker held the start of this prompt, and it was clearly cheaper than the prompt's homes on the ring",
     "least_queue": "it had the least to do",
-    "cheapest": "it was the cheapest",
     "session": "it served this session before and was cheap enough",
-    "only_candidate": "it was the only worker that could serve the model",
+    "only_candidate": "it was the only worker that could serve it",
     "retry": "the worker chosen first failed",
-    "ring": "it is the prompt's home on the ring",
-    "ring_next": "the prompt's home on the ring was at its bound, and it is next",
     "round_robin": "it was its turn",
     "random": "it was drawn at random",
 }

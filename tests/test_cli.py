@@ -84,6 +84,7 @@ BAD_SETTINGS = [
     (["serve", "--port", "x"], "warmline: port: 'x' is not an integer between 0 and 65535 (from --port)\n"),
     (["serve", "--check", "--policy", "x"], "warmline: policy: 'x' is not one of"),
     (["serve", "--config", "/nowhere.toml"], "warmline: config: '/nowhere.toml' is not a readable file: No such file"),
+    (["serve", "--check", "--tokenizer", "/nowhere"], "warmline: tokenizer: '/nowhere'"),
     (["serve", "--engine", "vllm"], "warmline: engine: 'vllm' is not KIND=URL"),
     (["serve", "--prot", "1"], "unrecognized arguments: --prot"),
     (["serve", "--polic", "warm"], "unrecognized arguments: --polic"),

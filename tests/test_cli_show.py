@@ -1,20 +1,23 @@
 """`warmline workers` and `warmline explain` against a small admin port: what people read, and what goes wrong."""
 
+import ast
 import dataclasses
 import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
 from router.admin.figures import WorkerFigures
-from router.cli_show import AdminError, cell, fetch, plain, print_workers, seconds, show_decision, show_workers
+from router.cli_show import REASONS, AdminError, cell, fetch, plain, print_workers, seconds, show_decision, show_workers
 from router.core.types import CandidateCost, Decision, KeyForm, Lifecycle, Truth, WorkerId
 
+ROOT = Path(__file__).parent.parent
 A, B = WorkerId("10.0.0.1:8000"), WorkerId("10.0.0.2:8000")
 WORKER = WorkerFigures(
     id=A,
@@ -201,6 +204,23 @@ def test_rows_read_fields_that_exist(admin: FakeAdmin) -> None:
     asked: set[str] = set()
     print_workers([Recorder(dataclasses.asdict(WORKER))], NoConsole())  # type: ignore[arg-type]
     assert asked <= {f.name for f in dataclasses.fields(WorkerFigures)}
+
+
+def reasons_in(module: str) -> set[str]:
+    """The texts that the code returns or stores as a decision's reason."""
+    found = set()
+    for node in ast.walk(ast.parse((ROOT / module).read_text("utf-8"))):
+        tuple_returned = isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple)
+        stored = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "reason"
+        if tuple_returned or stored:
+            constants = [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Constant)]
+            found |= {value for value in constants if isinstance(value, str)}
+    return found
+
+
+def test_every_reason_has_words() -> None:
+    """Whatever reason a policy or the placement gives, `explain` has a sentence for it, and none for reasons long gone."""
+    assert reasons_in("router/core/policy.py") | reasons_in("router/core/placement.py") == set(REASONS)
 
 
 BAD_ANSWERS: list[tuple[bytes, str]] = [

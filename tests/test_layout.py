@@ -33,7 +33,7 @@ DIRECTIONS = {
     "router.options": FOUNDATION,
     "router.settings_text": FOUNDATION | {"router.options"},
     "router.cli_show": FOUNDATION | {"router.core"},
-    "router.cli": FOUNDATION | {"router.app", "router.cli_show", "router.options", "router.settings_text"},
+    "router.cli": FOUNDATION | {"router.app", "router.cli_show", "router.options", "router.settings_text", "router.tokens"},
     "engines": LOGIC | {"router.state"},
     "loadtest": set(),
     "loadtest.demo": {"engines", "loadtest"},
