@@ -31,7 +31,7 @@ def price(
 ) -> list[Priced]:
     """Every worker's numbers, in the order given. `peers`: mean arrivals and busy seconds of a worker (weighted sums).
 
-    One flat loop without calls: it runs for each worker on each choice, and is a third of the whole choice's time.
+    One flat loop with few calls: it runs for each worker on each choice, and is a third of the whole choice's time.
     """
     per_s = load.per_s(weight)
     own = routing.own_rate_share * per_s
@@ -56,6 +56,9 @@ def price(
         prefill_s = (prompt_tokens - matched) * s_per_token
         backlog_s = 0.0
         head = queue.head
+        if head is not None and not head.stream:
+            queue.advance(now_s, s_per_token)
+            head = queue.head
         if head is not None:
             done_s = now_s - queue.head_since_s
             head_s = head.uncached_tokens * s_per_token

@@ -1,6 +1,7 @@
 """The last decisions by request id, for `warmline explain`."""
 
 from collections import OrderedDict
+from itertools import islice
 
 from router.core.types import CandidateCost, Decision
 
@@ -26,9 +27,17 @@ class DecisionLog:
     def get(self, request_id: str) -> Decision | None:
         """The decision with its `candidates` filled in; most are never asked for, so that waits until now."""
         decision = self._decisions.get(request_id)
-        if decision is not None and not decision.candidates:
-            decision.candidates = candidates_of(decision)
-        return decision
+        return None if decision is None else filled_in(decision)
+
+    def latest(self, limit: int) -> list[Decision]:
+        """Newest first, at most `limit`."""
+        return [filled_in(decision) for decision in islice(reversed(self._decisions.values()), limit)]
+
+
+def filled_in(decision: Decision) -> Decision:
+    if not decision.candidates:
+        decision.candidates = candidates_of(decision)
+    return decision
 
 
 def candidates_of(decision: Decision) -> tuple[CandidateCost, ...]:

@@ -29,6 +29,7 @@ class Lease:
         "prompt",
         "released",
         "sent_s",
+        "stream",
         "uncached_tokens",
         "worker",
     )
@@ -44,6 +45,7 @@ class Lease:
         self.coldest_s = math.inf  # when the coldest of the matched blocks was last used before this request
         self.confirmed = True  # False: the matched blocks may still have been being computed
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
+        self.stream = True  # its first byte tells when its prefill was done
         self.released = False
 
 
@@ -93,6 +95,15 @@ class Load:
         self._leave(lease)
         self.head_since_s = now_s  # the next one cannot have been prefilled before
         return took_s
+
+    def advance(self, now_s: float, s_per_token: float) -> None:
+        """Requests at the head whose answers do not stream leave when their prefill should be done."""
+        while (head := self.head) is not None and not head.stream:
+            done_s = self.head_since_s + head.uncached_tokens * s_per_token
+            if done_s > now_s:
+                return
+            self._leave(head)
+            self.head_since_s = done_s
 
     def release(self, lease: Lease, now_s: float) -> bool:
         """Ends the lease, in whatever state; False and no change if it has ended before."""

@@ -26,6 +26,8 @@ SLACK_SHARE = 0.1  # predicted and actual hits are the same within this and one 
 SHRINK_LIMIT = 16  # a worker's capacity is never thought to be under one part in this many of what it should be
 NO_LEVELS: Sequence[Level] = ()
 
+__all__ = ["Lease", "Placement"]
+
 
 class Placement:
     """State of all choices. Follows the fleet by itself: joins, restarts and leaves need no call here."""
@@ -62,8 +64,12 @@ class Placement:
         tried: tuple[WorkerId, ...] = (),
         now_s: float,
         wall_s: float,
+        stream: bool = True,
     ) -> Lease:
-        """One of `workers` (at least one), with its load and its cache model already moved."""
+        """One of `workers` (at least one), with its load and its cache model already moved.
+
+        `stream`: the first byte of the answer tells when its prefill was done; otherwise that is estimated.
+        """
         self._now_s = now_s
         routing, keys = self._routing, prompt.keys
         levels = self.index.match(keys) if keys else NO_LEVELS
@@ -91,15 +97,15 @@ class Placement:
         elif len(workers) == 1:
             reason = "only_candidate"
         decision = self._decide(request_id, model, prompt, q, place, reason, session, tried, wall_s)
-        return self._send(decision, q.candidates[place], q.priced[place][2], levels, prompt, session, weight, now_s)
+        return self._send(decision, q.candidates[place], q.priced[place][2], levels, prompt, session, weight, now_s, stream)
 
     def first_token(self, lease: Lease, now_s: float) -> None:
-        """The first byte of the answer's content; its prefill is done. Later calls change nothing."""
+        """The answer's first byte; of a streamed one it tells that the prefill is done. Later calls change nothing."""
         if lease.decision.ttft_s is not None or lease.released:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
         took_s = lease.worker.load.first_token(lease, now_s)
-        if took_s is not None and lease.life == lease.worker.life:
+        if took_s is not None and lease.stream and lease.life == lease.worker.life:
             self.speed.observe(lease.worker.speed, lease.uncached_tokens, took_s)
 
     def extend(self, lease: Lease, prompt: PromptKeys) -> None:
@@ -135,9 +141,10 @@ class Placement:
         stats.actual_known_prompt_tokens += prompt_tokens
         self._learn(lease, usage.cached_tokens, usage.prompt_tokens)
 
-    def fail(self, lease: Lease, now_s: float, outcome: str) -> None:
+    def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
         if self._end(lease, now_s, outcome):
+            lease.decision.status = status
             self._undo(lease)
 
     # Questions.
@@ -149,9 +156,21 @@ class Placement:
     def decision(self, request_id: str) -> Decision | None:
         return self.log.get(request_id)
 
-    def cached_tokens(self, worker: Worker) -> int:
-        """Tokens that the worker is thought to have cached."""
-        return self.index.blocks_of(worker.slot) * BLOCK_TOKENS
+    def latest_decisions(self, limit: int) -> list[Decision]:
+        """Newest first."""
+        return self.log.latest(limit)
+
+    @property
+    def decisions_kept(self) -> int:
+        return len(self.log)
+
+    @property
+    def sessions_kept(self) -> int:
+        return len(self.sessions)
+
+    def blocks_held(self, worker: Worker) -> int:
+        """Blocks that the worker is thought to have cached."""
+        return self.index.blocks_of(worker.slot)
 
     def capacity_tokens(self, worker: Worker) -> int:
         """Tokens that its cache is thought to have room for, after corrections."""
@@ -162,8 +181,8 @@ class Placement:
         per_s = self.load.per_s(self.load.weight(now_s))
         return worker.load.arrivals * per_s, worker.load.busy_s * per_s
 
-    def tokens_per_s(self, worker: Worker) -> float:
-        """Its prefill speed as learned."""
+    def prefill_tokens_per_s(self, worker: Worker) -> float:
+        """As learned."""
         return 1.0 / (self.speed.s_per_token * worker.speed.factor)
 
     def backlog_s(self, worker: Worker, now_s: float) -> float:
@@ -248,7 +267,7 @@ class Placement:
 
     def _send(
         self, decision: Decision, worker: Worker, prefill_s: float, levels: Sequence[Level], prompt: PromptKeys,
-        session: str | None, weight: float, now_s: float,
+        session: str | None, weight: float, now_s: float, stream: bool,
     ) -> Lease:  # fmt: skip
         """Counts the request in, everywhere, before anything can be awaited."""
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
@@ -263,6 +282,7 @@ class Placement:
         self._insert(lease)
         if head is not None:
             lease.confirmed = lease.coldest_s < head.sent_s
+        lease.stream = stream
         load.take(lease)
         load.arrivals += weight
         load.busy_s += weight * prefill_s

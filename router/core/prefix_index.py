@@ -81,6 +81,11 @@ class PrefixIndex:
         self._caches: dict[int, WorkerCache] = {}
 
     @property
+    def evictions(self) -> int:
+        """Blocks that some worker's model gave up, for whatever reason but a restart."""
+        return self.evicted_blocks + self.bound_evicted_blocks
+
+    @property
     def nodes(self) -> int:
         return len(self._first)
 
