@@ -60,6 +60,7 @@ class Stats:
         self.decision_s = Histogram(DECISION_BUCKETS_S)
         self.key_wait_s = Histogram(DECISION_BUCKETS_S)
         self.key_deadline_missed = 0
+        self.tails_dropped = 0  # prompts not tokenised to their end after dispatch: too many waited
         self.connections_open = 0
         self.connections_total = 0
         self.connections_refused = 0

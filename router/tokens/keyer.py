@@ -1,51 +1,84 @@
-"""From a call to its block keys: what can be known at once, what is worth waiting for, and what may come later."""
+"""From a call to its block keys: which way a prompt is keyed, and what was counted of it."""
 
-import asyncio
-from array import array
-from collections.abc import Callable
+import secrets
 
 from router.core.stats import Stats
-from router.core.types import PromptKeys
+from router.core.types import KeyForm
 from router.settings import TokenSettings
-from router.tokens.book import TokenizerBook
-from router.tokens.direct_keys import direct_keys
-from router.wire.openai_request import ModelCall
-
-IsHeld = Callable[["array[int]"], bool]
-
-
-class Keying:
-    """The keys of one call. `keys` is usable at any time and replaced, never changed, as more becomes known."""
-
-    __slots__ = ("keys", "waiting")
-
-    def __init__(self, keys: PromptKeys) -> None:
-        self.keys = keys
-        self.waiting: asyncio.Future[None] | None = None
-
-    def finish(self, on_done: Callable[[PromptKeys], None]) -> None:
-        """Nothing is left to do: `on_done` is called only for keys that were incomplete at the start."""
-
-    def cancel(self) -> None:
-        """The call was given up before it was dispatched."""
+from router.tokens.book import TokenizerBook, TokenizerEntry
+from router.tokens.direct_keys import direct_keys, root_of
+from router.tokens.encode_lanes import EncodeLanes
+from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds
+from router.tokens.memo import PrefixMemo
+from router.tokens.template import TemplateFailed
+from router.tokens.walk import Walk
+from router.wire.openai_request import ChatPrompt, ModelCall, TextPrompt, UnkeyedReason
 
 
 class Keyer:
-    """Makes the keys of calls. Call it on the event loop only; `close` ends its threads."""
+    """Makes the keys of calls, on the event loop only. `close` ends its threads.
+
+    `min_blocks` leading blocks are made whether or not anyone holds them: those that choose homes on the ring.
+    """
 
     def __init__(self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16) -> None:
-        self.settings = settings
-        self.book = book
-        self.stats = stats
-        self.min_blocks = min_blocks
+        self.memo = PrefixMemo(settings.memo_bytes)
+        self.bounds = TailBounds(settings.max_pending_tails, stats)
+        self._book = book
+        self._stats = stats
+        self._min_blocks = min_blocks
+        self._lanes = EncodeLanes(settings.tokenizer_threads)
+        self._seed = secrets.randbits(64)
 
     def start(self, call: ModelCall, is_held: IsHeld) -> Keying:
-        """`is_held(keys)` tells whether any worker holds all of these leading blocks."""
-        keys = direct_keys(call)
-        self.stats.key_forms[keys.form] += 1
-        if keys.unkeyed_reason:
-            self.stats.unkeyed[keys.unkeyed_reason] += 1
-        return Keying(keys)
+        """The keys known at once, and work begun where more are worth waiting for.
+
+        `is_held(keys)` tells whether any worker holds all of these leading blocks; where none does, nothing behind
+        them can matter to a choice. It must not keep the array. Never raises: what cannot be keyed says why.
+        """
+        keying = self._start(call, is_held)
+        keys = keying.keys
+        self._stats.key_forms[keys.form] += 1
+        if keys.unkeyed_reason is not None:
+            self._stats.unkeyed[keys.unkeyed_reason] += 1
+        return keying
 
     def close(self) -> None:
-        """Further tails are dropped."""
+        """Queued work is dropped, and so is what is given to `finish` from now on."""
+        self._lanes.close()
+
+    def _start(self, call: ModelCall, is_held: IsHeld) -> Keying:
+        prompt = call.prompt
+        if isinstance(prompt, TextPrompt) or (isinstance(prompt, ChatPrompt) and prompt.rendered):
+            entry = self._book.for_model(call.model)
+            if entry is not None:
+                walk = self._walk(call, prompt, entry)
+                if isinstance(walk, str):
+                    return Keying(direct_keys(call, walk))
+                keying = DeepKeying(walk, entry, is_held, self._lanes, self.bounds)
+                keying.look(self._min_blocks)
+                return Keying(keying.keys) if walk.done else keying
+        return Keying(direct_keys(call))
+
+    def _walk(self, call: ModelCall, prompt: ChatPrompt | TextPrompt, entry: TokenizerEntry) -> Walk | UnkeyedReason:
+        """The prompt's text with what the memo knows of it, or why there is none."""
+        more_chars = 0
+        if isinstance(prompt, TextPrompt):
+            text, affixed = prompt.texts[0], True
+            more_chars = sum(map(len, prompt.texts[1:]))
+        else:
+            if prompt.has_client_template:
+                return "client_template"
+            if prompt.multimodal:
+                return "multimodal"
+            if entry.template is None:
+                return "no_template"
+            try:
+                text, affixed = entry.chat_text(prompt)
+            except TemplateFailed:
+                return "template_error"
+        try:
+            walk = Walk(entry, self.memo, self._seed, root_of(call, KeyForm.TOKENS), text, affixed, more_chars)
+        except UnicodeEncodeError:
+            return "not_utf8"
+        return walk if walk.end else "no_cuts"

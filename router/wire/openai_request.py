@@ -40,6 +40,7 @@ UnkeyedReason = Literal[
     "multimodal",  # the engine's tokens for an image are not known here
     "template_error",
     "no_template",
+    "no_cuts",  # nowhere to cut a very long text: tokenising it would stall the loop
     "not_utf8",  # a lone surrogate: no tokenizer takes it
 ]
 

@@ -1,0 +1,75 @@
+"""How byte-level BPE vocabularies split text before merging: the patterns behind GGUF's `tokenizer.ggml.pre`.
+
+The patterns are llama.cpp's (src/llama-vocab.cpp). They also tell where a text may be cut: see `divides_safely`.
+"""
+
+from typing import NamedTuple
+
+CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + REST
+QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + REST
+QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SLASH_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED_1, CASED_2 = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*")
+GPT4O = rf"{CASED_1}{CONTRACTIONS}?|{CASED_2}{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASH_REST}"
+TEKKEN = rf"{CASED_1}|{CASED_2}|\p{{N}}|{SLASH_REST}"
+DEEPSEEK3 = (
+    r"\p{N}{1,3}",
+    r"[一-龥぀-ゟ゠-ヿ]+",
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+
+
+class PreTokenizer(NamedTuple):
+    """Patterns applied one after the other, each to what the one before left in one piece."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is a token is taken whole
+    adds_bos: bool = False  # unless the file says otherwise
+
+
+_families: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
+    (
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
+        PreTokenizer((LLAMA3,), ignore_merges=True, adds_bos=True),
+    ),
+    (("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), PreTokenizer((LLAMA3,))),
+    (("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "megrez"), PreTokenizer((QWEN2,))),
+    (("qwen35",), PreTokenizer((QWEN35,))),
+    (("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "granite-docling"), PreTokenizer((GPT2,))),
+    (
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+        PreTokenizer((r"\p{N}", GPT2)),
+    ),
+    (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    (("gpt-4o", "llama4"), PreTokenizer((GPT4O,))),
+    (("tekken",), PreTokenizer((TEKKEN,), ignore_merges=True, adds_bos=True)),
+    (("deepseek-v3", "hunyuan-dense"), PreTokenizer(DEEPSEEK3)),
+)
+PRE_TOKENIZERS = {name: pre for names, pre in _families for name in names}
+
+# Patterns of tokenizer.json files that mean the same as those above, as their authors wrote them.
+_I_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_as_published = (
+    LLAMA3.replace(CONTRACTIONS, _I_CONTRACTIONS),
+    QWEN2.replace(CONTRACTIONS, _I_CONTRACTIONS),
+    QWEN35.replace(CONTRACTIONS, _I_CONTRACTIONS),
+    GPT4O.replace(CONTRACTIONS, _I_CONTRACTIONS),
+    GPT2.removesuffix(r"|\s+"),
+    r"[0-9]",
+    r"\d",
+)
+DIVISIBLE_PATTERNS = frozenset(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns) | frozenset(
+    _as_published
+)
+"""Patterns under which a text may be cut at the positions of `router.tokens.cuts.safe_cut`: none of them matches across
+such a position, none looks behind, and none looks further ahead than one character past its match."""
+
+
+def divides_safely(pattern: str) -> bool:
+    """True for a pattern of DIVISIBLE_PATTERNS, with line ends spelled either way."""
+    return pattern.replace("\r", "\\r").replace("\n", "\\n") in DIVISIBLE_PATTERNS
