@@ -209,7 +209,7 @@ def print_workers(workers: Sequence[Row], out: Console) -> None:
         )
     out.print(table)
     out.print(
-        "held: share of its cache that the router can tell. cached: tokens per recent request, predicted → actual.", style="dim"
+        "held: how full the router takes its cache to be. cached: tokens per recent request, predicted → actual.", style="dim"
     )
 
 
