@@ -4,8 +4,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from router.core.placement import Lease
-from router.core.types import WorkerId
+from router.core.types import Lifecycle, PromptKeys, WorkerId
 from router.errors import (
+    ModelNotFound,
     NoWorker,
     Overloaded,
     PathNotFound,
@@ -21,8 +22,9 @@ from router.proxy.relay import Relay
 from router.proxy.request import IncomingRequest
 from router.proxy.routes import HEALTH, MODELS, OTHER, route_of
 from router.proxy.upstream import Endpoint, UpstreamConnection
-from router.tokens.keyer import Keying
+from router.tokens.keying import Keying
 from router.wire.http_head import (
+    CONTINUE,
     DROPPED_FROM_REQUEST,
     AnswerFacts,
     Header,
@@ -34,7 +36,7 @@ from router.wire.http_head import (
     response_head,
 )
 from router.wire.openai_error import error_body, error_event, model_body, models_list
-from router.wire.openai_request import ModelCall, read_call
+from router.wire.openai_request import Family, ModelCall, read_call
 
 if TYPE_CHECKING:
     from router.proxy.listener import ClientConnection
@@ -122,7 +124,7 @@ class Exchange:
             if route is None:
                 raise PathNotFound(f"no such path: {self._path}")
             self._route = route
-            if route is HEALTH or route is MODELS:
+            if route in (HEALTH, MODELS):
                 self._answer_locally(route)
                 return
             self._key()
@@ -130,12 +132,8 @@ class Exchange:
             self._answer_error(error)
 
     def _key(self) -> None:
-        plane, request = self._plane, self.request
-        body = request.body[0] if len(request.body) == 1 else self._leading_body()
-        session = request.header(b"x-session-id")
-        self._call = call = read_call(
-            self._path, body, session.decode("latin-1") if session else None, plane.settings.tokens
-        )
+        plane = self._plane
+        self._call = call = self._read_call()
         self._keying_s = plane.clock()
         self._keying = keying = plane.keyer.start(call, plane.placement.is_held)
         waiting = keying.waiting
@@ -145,6 +143,15 @@ class Exchange:
         loop = asyncio.get_running_loop()
         self._key_timer = loop.call_later(plane.settings.tokens.key_deadline_s, self._key_deadline)
         waiting.add_done_callback(self._keys_ready)
+
+    def _read_call(self) -> ModelCall:
+        request = self.request
+        if request.method != b"POST":
+            return ModelCall(Family.GENERIC, unkeyed_reason="path")  # the engine's to answer or refuse
+        body = request.body[0] if len(request.body) == 1 else self._leading_body()
+        session = request.header(b"x-session-id")
+        text = session.decode("latin-1") if session else None
+        return read_call(self._path, body, text, self._plane.settings.tokens)
 
     def _leading_body(self) -> bytes:
         """The whole body, or as much of a large one as keys are made from: joining 20 MB would stall everyone for 5 ms."""
@@ -179,12 +186,13 @@ class Exchange:
         assert call is not None and keying is not None
         now_s = plane.clock()
         if not self._tried:
+            plane.retry_budget.note_request(now_s)
             plane.stats.key_wait_s.observe(now_s - self._keying_s)
         try:
             workers = plane.fleet.candidates(call.model, self._tried)
             self._lease = lease = plane.placement.choose(
                 self.request_id,
-                call.model or "",
+                call.model,
                 keying.keys,
                 workers,
                 session=call.session,
@@ -241,10 +249,10 @@ class Exchange:
         if keying is not None and self._retries == 0:
             keying.finish(self._tail_done)
 
-    def _tail_done(self, keys: object) -> None:
+    def _tail_done(self, keys: PromptKeys) -> None:
         """The prompt's tail was keyed after dispatch: its worker is credited with all of it."""
         if self._lease is not None:
-            self._plane.placement.extend(self._lease, keys)  # type: ignore[arg-type]
+            self._plane.placement.extend(self._lease, keys)
 
     def connected(self, connection: UpstreamConnection) -> None:
         """A new connection stands."""
@@ -416,14 +424,23 @@ class Exchange:
         if connection is not None:
             connection.abort()
 
+    def eof_probe(self) -> bytes:
+        """Bytes that may be written now without changing the answer: an interim 100 before it, a comment in a stream.
+
+        b"" where there are none. RFC 9110 §15.2 allows interim answers at any time before the final one.
+        """
+        if self._relay is not None:
+            return self._relay.comment()
+        return CONTINUE if self.request.accepts_chunks else b""
+
     # Answers of the router's own
 
     def _answer_locally(self, route: str) -> None:
         fleet = self._plane.fleet
-        if route is HEALTH:
+        if route == HEALTH:
             if self._plane.draining:
                 raise ShuttingDown("the router is shutting down")
-            if not fleet.has_ready():
+            if not any(worker.lifecycle is Lifecycle.READY for worker in fleet.workers):
                 raise NoWorker("no worker is ready")
             self._write_local(200, b'{"status":"ok"}')
             return
@@ -434,7 +451,7 @@ class Exchange:
         elif name in models:
             self._write_local(200, model_body(name))
         else:
-            raise PathNotFound(f"no such model: {name}")
+            raise ModelNotFound(f"no worker serves model {name!r}", param="model")
 
     def _answer_error(self, error: RouterError) -> None:
         if self._done:
@@ -471,6 +488,8 @@ class Exchange:
         if self._key_timer is not None:
             self._key_timer.cancel()
             self._key_timer = None
+        if self._keying is not None and not self._sent:
+            self._keying.cancel()
         if lease is not None:
             if relay is not None:
                 plane.placement.finish(lease, now_s, relay.usage(), outcome, status)

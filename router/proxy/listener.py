@@ -41,8 +41,8 @@ class ClientConnection(asyncio.Protocol):
         "_fatal",
         "_incoming",
         "_listener",
-        "_paused",
         "_parser",
+        "_paused",
         "_plane",
         "_probes",
         "_raw_head_bytes",
@@ -108,7 +108,9 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._fatal = self._fatal or RouterClosing()  # the request is answered, what follows it is not HTTP/1.1
+            self._fatal = self._fatal or RouterClosing(
+                "the connection ends here"
+            )  # the request is answered, what follows it is not HTTP/1.1
         except httptools.HttpParserError as error:
             self._fatal = self._fatal or BadFraming(f"the request is not valid HTTP: {error}")
         incoming = self._incoming
@@ -131,7 +133,7 @@ class ClientConnection(asyncio.Protocol):
             self._fatal = BadFraming("the request ended before its body was complete")
         if self.exchange is None:
             self._next()
-            return self.phase is Phase.LINGER or self.exchange is not None
+            return self._is_lingering() or self.exchange is not None
         self._probe_eof()
         return True
 
@@ -270,6 +272,9 @@ class ClientConnection(asyncio.Protocol):
             self._plane.refuse(self, error)
         self.close_after_answer()
 
+    def _is_lingering(self) -> bool:
+        return self.phase is Phase.LINGER
+
     def _drop_incoming(self) -> None:
         if self._incoming is not None:
             self._plane.stats.buffered_bytes -= self._incoming.body_bytes
@@ -315,18 +320,20 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def _probe_eof(self) -> None:
-        """Tell a client that only half-closed from one that is gone, while its answer is being made.
+        """Tell a client that only half-closed from one that is gone, while its answer is due.
 
-        Both look the same (FIN) until something is written; an interim 100 is legal at any time before the answer
-        (RFC 9110 §15.2), and a closed peer answers it with a reset, which the next write reports.
+        Both look the same (FIN) until something is written: a closed peer answers that with a reset, which the next
+        write reports.
         """
         exchange, transport = self.exchange, self.transport
-        if exchange is None or transport is None or exchange.answer_started:
+        if exchange is None or transport is None:
             return
-        if not exchange.request.accepts_chunks:
-            self.abort()
+        probe = exchange.eof_probe()
+        if probe:
+            transport.write(probe)
+        elif not exchange.answer_started:
+            self.abort()  # an HTTP/1.0 client takes no interim answer: its EOF counts as going
             return
-        transport.write(CONTINUE)
         if self._probes < len(EOF_PROBES_S):
             asyncio.get_running_loop().call_later(EOF_PROBES_S[self._probes], self._probe_eof)
             self._probes += 1

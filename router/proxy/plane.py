@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from router.core.fleet import Fleet, Worker
 from router.core.placement import Placement
+from router.core.retry import RetryBudget
 from router.core.stats import Stats
 from router.core.types import WorkerId
 from router.errors import RouterError
@@ -50,6 +51,7 @@ class DataPlane:
         self.clock = clock
         self.wall = wall
         self.pool = UpstreamPool(settings.upstream, stats, clock)
+        self.retry_budget = RetryBudget(settings.upstream.retry_budget)
         self.draining = False
         self._endpoints: dict[WorkerId, Endpoint] = {}
         self._id_prefix = secrets.token_hex(6)
@@ -77,9 +79,7 @@ class DataPlane:
         """Answer input that never became a whole request, and log it."""
         request_id = self.new_request_id()
         body = error_body(error, request_id)
-        answer = local_answer(
-            error.status, body, request_id=request_id.encode(), close=True, retry_after_s=error.retry_after_s
-        )
+        answer = local_answer(error.status, body, request_id=request_id.encode(), close=True, retry_after_s=error.retry_after_s)
         if client.transport is not None:
             client.transport.write(answer)
         self.stats.errors[error.reason] += 1

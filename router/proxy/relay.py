@@ -4,6 +4,7 @@ from router.core.types import Usage
 from router.wire.answer import TAIL_BYTES, has_first_token, read_usage, whole_events
 from router.wire.http_head import LAST_CHUNK, AnswerFacts, chunk
 
+COMMENT = b":\n\n"
 MAX_HELD_BYTES = 1024 * 1024  # an event larger than this is passed on in parts
 
 
@@ -59,7 +60,7 @@ class Relay:
         if not facts.request_id:
             lines.append(b"X-Request-Id: " + request_id)
         if sized:
-            lines.append(b"Content-Length: %d" % facts.content_length)
+            lines.append(b"Content-Length: %d" % (facts.content_length or 0))
         elif self._chunked:
             lines.append(b"Transfer-Encoding: chunked")
         if not self.keep_alive:
@@ -123,6 +124,12 @@ class Relay:
         if not self._tail or self.status != 200:
             return None
         return read_usage(b"".join(self._tail)[-TAIL_BYTES:])
+
+    def comment(self) -> bytes:
+        """An SSE comment as it may stand between two events; b"" in other answers."""
+        if not self._event_stream or self._sized:
+            return b""
+        return chunk([COMMENT]) if self._chunked else COMMENT
 
     def broken(self, event: bytes) -> bytes | None:
         """Bytes that end an answer whose source failed, or None when only cutting the connection tells the client.

@@ -1,0 +1,191 @@
+"""The composition root: builds, starts, drains and closes every part of a router process."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+
+import aiohttp
+import uvloop
+from aiohttp import web
+
+from engines.sidecar.watch import watch
+from router.admin.app import make_app
+from router.core.fleet import Fleet
+from router.core.placement import Placement
+from router.core.stats import Stats
+from router.core.types import Lifecycle, WorkerId, WorkerReport
+from router.errors import SettingsError
+from router.log import AccessLog, setup_logging
+from router.overview import Overview
+from router.proxy.listener import Listener
+from router.proxy.plane import DataPlane
+from router.settings import EngineSpec, Settings
+from router.tokens.book import TokenizerBook
+from router.tokens.keyer import Keyer
+
+log = logging.getLogger("warmline")
+BACKLOG = 4096  # connections the kernel holds before they are accepted
+DRAIN_POLL_S = 0.05
+
+
+class Router:
+    """One router process. `serve` runs it from start-up to the end of draining."""
+
+    def __init__(self, settings: Settings, stats: Stats, book: TokenizerBook, access_log: AccessLog | None) -> None:
+        self.settings = settings
+        self.stats = stats
+        self.fleet = Fleet(settings.fleet)
+        self.placement = Placement(settings.routing, settings.cache, self.fleet, stats, random.Random())
+        self.keyer = Keyer(settings.tokens, book, stats)
+        self.plane = DataPlane(settings, stats, self.fleet, self.placement, self.keyer, access_log, time.monotonic, time.time)
+        self.listener = Listener(self.plane)
+        self.overview = Overview(self.plane, access_log)
+        self._stop = asyncio.Event()
+        self._watches: dict[WorkerId, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    # Workers
+
+    def add_worker(self, spec: EngineSpec) -> None:
+        """Start to watch an engine and, once it is ready, to route to it. Raises ValueError where there is no room."""
+        assert self._group is not None and self._session is not None
+        worker = self.fleet.add(spec, time.monotonic())
+        self._watches[worker.id] = self._group.create_task(
+            watch(spec, self.settings.fleet, self._session, self.report, time.monotonic, self._fleet_size)
+        )
+
+    def remove_worker(self, worker_id: str) -> None:
+        """Forget a worker and all that is known of it; requests on it go on to their end."""
+        worker = self.fleet.remove(worker_id)
+        if worker is not None:
+            self._watches.pop(worker.id).cancel()
+            self.plane.forget_worker(worker.id)
+
+    def drain_worker(self, worker_id: str) -> None:
+        self.fleet.drain(worker_id)
+
+    def resume_worker(self, worker_id: str) -> None:
+        self.fleet.resume(worker_id)
+
+    def report(self, report: WorkerReport) -> None:
+        """Take in what a sidecar loop says of a worker."""
+        for change in self.fleet.apply(report, time.monotonic()):
+            if change.what == "generation":
+                log.info("worker %s restarted: what it had cached is forgotten", change.worker.id)
+            if change.worker.lifecycle is Lifecycle.DOWN:
+                self.plane.pool.close_worker(change.worker.id)
+
+    def _fleet_size(self) -> int:
+        return len(self._watches)
+
+    # Running
+
+    async def serve(self, started: Callable[[int, int], None] | None = None) -> None:
+        """Listen until `stop`, then drain. `started(port, admin_port)` is called once both ports are bound.
+
+        Raises OSError when a port cannot be bound.
+        """
+        settings, loop = self.settings, asyncio.get_running_loop()
+        server = await loop.create_server(
+            self.listener.protocol, settings.listen.host, settings.listen.port, backlog=BACKLOG, start_serving=False
+        )
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                self._session = await stack.enter_async_context(aiohttp.ClientSession())
+                admin_port = await self._start_admin(stack)
+                self._group = await stack.enter_async_context(asyncio.TaskGroup())
+                self.plane.pool.start(self._group)
+                sweeper = self._group.create_task(self.listener.sweep_forever(time.monotonic))
+                for spec in settings.engines:
+                    self.add_worker(spec)
+                gc.collect()
+                gc.freeze()  # start-up objects live on: full collections need not walk them
+                await server.start_serving()
+                port = server.sockets[0].getsockname()[1]
+                if started is not None:
+                    started(port, admin_port)
+                await self._stop.wait()
+                await self._drain(server)
+                sweeper.cancel()
+                for task in self._watches.values():
+                    task.cancel()
+                self.plane.pool.close()
+        finally:
+            server.close()
+            self.keyer.close()
+
+    async def _start_admin(self, stack: contextlib.AsyncExitStack) -> int:
+        listen = self.settings.listen
+        app = make_app(self.overview, self, self.stats)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        stack.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, listen.host, listen.admin_port)
+        await site.start()
+        return int(runner.addresses[0][1])
+
+    def stop(self) -> None:
+        """Begin to drain; a second call ends what is still in flight."""
+        if self._stop.is_set():
+            self.listener.abort_all()
+        self._stop.set()
+
+    async def _drain(self, server: asyncio.Server) -> None:
+        """Stop listening, let requests in flight end within drain_timeout_s, then cut the rest."""
+        self.plane.draining = True
+        server.close()
+        self.listener.close_idle()
+        deadline_s = time.monotonic() + self.settings.limits.drain_timeout_s
+        while self.stats.requests_in_flight and time.monotonic() < deadline_s:  # noqa: ASYNC110 - polled at shutdown only
+            await asyncio.sleep(DRAIN_POLL_S)
+        if self.stats.requests_in_flight:
+            log.warning("drain timeout: %d requests are cut", self.stats.requests_in_flight)
+        self.listener.abort_all()
+
+
+def run(settings: Settings) -> int:
+    """Run a router until SIGTERM or SIGINT; the exit status. Raises SettingsError for a tokenizer or port of no use."""
+    stats = Stats()
+    book = TokenizerBook(settings.tokens)
+    raise_file_limit()
+    handler = setup_logging(settings.log, stats)
+    access_log = AccessLog(settings.log, stats) if settings.log.access_log else None
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_main(settings, stats, book, access_log))
+        return 0
+    finally:
+        if access_log is not None:
+            access_log.close()
+        handler.close()
+
+
+async def _main(settings: Settings, stats: Stats, book: TokenizerBook, access_log: AccessLog | None) -> None:
+    router = Router(settings, stats, book, access_log)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, router.stop)
+    host = settings.listen.host
+
+    def started(port: int, admin_port: int) -> None:
+        log.info("listening on http://%s:%d, admin on http://%s:%d", host, port, host, admin_port)
+
+    try:
+        await router.serve(started)
+    except OSError as error:
+        raise SettingsError(f"cannot listen on {host}: {error}") from error
+
+
+def raise_file_limit() -> None:
+    """Use all file descriptors the system grants: a stream takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
