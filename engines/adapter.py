@@ -50,8 +50,8 @@ class Adapter(Protocol):
     async def describe(self, *, fresh: bool) -> Look:
         """Models and other lasting facts; `fresh` at the first look since the engine came (back) up."""
 
-    async def scrape(self) -> Look:
-        """Load numbers, and facts that stand on the same page."""
+    async def scrape(self) -> Look | None:
+        """Load numbers, and facts that stand on the same page. None when the kind has none: then nothing was asked."""
 
 
 def whole(value: Any) -> int | None:

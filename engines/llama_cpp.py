@@ -37,16 +37,13 @@ class LlamaCpp:
         look.block_tokens = TOKENS_PER_BLOCK
         if fresh:
             self._has_metrics = True
-        answer = await self._http.get("/props")
-        self._sleeping = False
-        if answer.ok:
-            props = json_object(answer)
-            add_props(look, props)
-            self._sleeping = props.get("is_sleeping") is True
+        add_props(look, await self._props())
         return look
 
     async def scrape(self) -> Look:
-        """A sleeping engine (`--sleep-idle-seconds`) runs nothing, and asking would wake it."""
+        """A sleeping engine (`--sleep-idle-seconds`) runs nothing, and all but /props would wake it."""
+        if self._sleeping:
+            await self._props()
         if self._sleeping:
             return Look(running=0, waiting=0)
         if self._has_metrics:
@@ -55,6 +52,13 @@ class LlamaCpp:
                 return read_page(answer)
             self._has_metrics = False
         return read_slots(await self._http.get("/slots"))
+
+    async def _props(self) -> dict[str, Any]:
+        """Empty where the route is missing, refused or no JSON object."""
+        answer = await self._http.get("/props")
+        props = json_object(answer) if answer.ok else {}
+        self._sleeping = props.get("is_sleeping") is True
+        return props
 
 
 def add_props(look: Look, props: dict[str, Any]) -> None:

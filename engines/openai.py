@@ -23,8 +23,8 @@ class OpenAi:
     async def describe(self, *, fresh: bool) -> Look:
         return read_models(self._listed if self._listed is not None else await self._http.get("/v1/models"))
 
-    async def scrape(self) -> Look:
-        return Look()
+    async def scrape(self) -> Look | None:
+        return None
 
 
 def judge(answer: Answer, *, busy: Lifecycle = Lifecycle.LOADING) -> Health:

@@ -23,9 +23,9 @@ class Generation:
     def name(self) -> str:
         """The same text until a restart is found, another one after it.
 
-        "unseen" until the engine was ready once; then fixed, so that a marker seen only later does not change it."""
+        Empty until the engine was ready once; then fixed, so that a marker seen only later does not change it."""
         if not self._settled:
-            return "unseen"
+            return ""
         if self._name is None:
             self._name = f"{next(iter(self._markers.values()), 'start')}.{self.restarts}"
         return self._name

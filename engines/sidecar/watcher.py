@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import zlib
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -16,6 +17,7 @@ LOG = logging.getLogger("warmline.fleet")
 MAX_SCRAPES_PER_S = 200.0  # over the whole fleet: one GET costs the router's loop a third of a millisecond
 MAX_PROBES_PER_S = 100.0
 SHOWN_MODELS = 8
+FLAP_WINDOW_S = 30.0  # a fourth restart within it is none
 
 T = TypeVar("T")
 
@@ -52,6 +54,8 @@ class Watcher:
         self._failures_in_row = 0
         self._probe_failures = 0
         self._scrape_failures = 0
+        self._restarts_at_s: deque[float] = deque([float("-inf")] * 3, maxlen=3)
+        self._told_of_flaps = False
 
     async def round(self) -> None:
         """Looks at what is due. Raises nothing but cancellation: a surprise is logged, counted, and tried again later."""
@@ -77,10 +81,11 @@ class Watcher:
         if self._probe_at_s is None or now_s >= self._probe_at_s:
             await self._probe()
         elif self._is_ready and now_s >= self._scrape_at_s:
-            if await self._scrape():
+            answered = await self._scrape()
+            if answered:
                 self._report(now_s)
-            else:
-                await self._probe()  # busy or gone: a health route tells at once
+            elif answered is False:
+                await self._probe()  # busy or gone: the health route tells at once
 
     async def _probe(self) -> None:
         began_s = self._clock()
@@ -111,19 +116,18 @@ class Watcher:
             self._probe_failures += 1
             return
         before = self._portrait.models
-        if self._portrait.describe(look, fresh=self._fresh):
+        restarted = self._portrait.describe(look, fresh=self._fresh)
+        self._fresh = False
+        if restarted:
             self._restarted()
         if before is not None and before != look.models:
             LOG.info("worker %s: now serves %s", self._worker_id, listed(look.models))
 
     async def _ready(self, health: Health, began_s: float) -> None:
         """The load is looked at before the word is out, so that already the first report carries size and generation."""
-        came_up = not self._is_ready
-        if not await self._scrape() and came_up:
-            LOG.debug("worker %s: ready, but its load cannot be read", self._worker_id)
+        await self._scrape()
         if self._portrait.generation.settle():
-            self._restarted()
-        self._fresh = False
+            self._log_restart()
         self._become(health)
         self._report(began_s)
 
@@ -142,15 +146,19 @@ class Watcher:
             self._portrait.generation.lost()
             self._fresh = True
             self._answered = False
+            soon_s = min(self._settings.scrape_interval_s, self._settings.probe_interval_s)
+            self._probe_at_s = self._clock() + soon_s
         if self._failures_in_row < self._settings.probe_failures:
             return
+        self._plan(began_s)
         self._portrait.generation.lost()
         self._fresh = True
         starting = isinstance(error, NoAnswer) and not self._answered
         self._become(Health(Lifecycle.LOADING if starting else Lifecycle.DOWN, str(error)))
         self._report(began_s)
 
-    async def _scrape(self) -> bool:
+    async def _scrape(self) -> bool | None:
+        """Whether the engine answered; None when its kind has no load to ask for."""
         self._scrape_at_s = self._clock() + self._scrape_interval_s()
         try:
             look = await self._within(self._adapter.scrape())
@@ -158,6 +166,8 @@ class Watcher:
             self._scrape_failures += 1
             self._portrait.forget_load()
             return False
+        if look is None:
+            return None
         if self._portrait.measure(look):
             self._restarted()
         return True
@@ -187,12 +197,24 @@ class Watcher:
         if health.lifecycle is Lifecycle.READY:
             LOG.info("worker %s: %s → ready, serves %s", self._worker_id, before, listed(self._portrait.models))
         else:
-            LOG.warning("worker %s: %s → %s, %s", self._worker_id, before, health.lifecycle, health.detail)
+            level = logging.WARNING if health.lifecycle is Lifecycle.DOWN else logging.INFO
+            LOG.log(level, "worker %s: %s → %s, %s", self._worker_id, before, health.lifecycle, health.detail)
 
     def _restarted(self) -> None:
+        """The facts belong to another process: the next probe asks for all of them again."""
         self._fresh = True
-        self._probe_at_s = self._clock()
-        LOG.warning("worker %s: restarted, what it had cached is forgotten", self._worker_id)
+        self._log_restart()
+
+    def _log_restart(self) -> None:
+        """Several engines behind one URL look like a restart at every look: that is said once, not four times a second."""
+        now_s = self._clock()
+        flaps = now_s - self._restarts_at_s[0] < FLAP_WINDOW_S
+        self._restarts_at_s.append(now_s)
+        if not flaps:
+            LOG.warning("worker %s: restarted, what it had cached is forgotten", self._worker_id)
+        elif not self._told_of_flaps:
+            LOG.warning("worker %s: restarts at every look; are there several engines behind its URL?", self._worker_id)
+        self._told_of_flaps = flaps
 
     def _report(self, began_s: float) -> None:
         counts = {"probe_failures": float(self._probe_failures), "scrape_failures": float(self._scrape_failures)}

@@ -1,0 +1,132 @@
+"""engines.llama_cpp: /props for the slots, /metrics or /slots for the load. The real engine is in test_llama_cpp_real.py."""
+
+from typing import Any
+
+import pytest
+
+from engines.adapter import Look
+from engines.fetch import BadAnswer
+from engines.llama_cpp import LlamaCpp
+from router.core.types import Lifecycle
+from tests.engines.fake_engine import Connected, FakeEngine, Reply, as_json
+
+MODELS = as_json({"object": "list", "data": [{"id": "smol", "aliases": ["smol"], "meta": {"n_ctx": 4096}}]})
+LOADING = as_json({"error": {"message": "Loading model", "type": "unavailable_error", "code": 503}}, 503)
+NO_METRICS = as_json({"error": {"code": 501, "message": "Start it with `--metrics`", "type": "not_supported_error"}}, 501)
+PAGE = Reply(
+    b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\nllamacpp:requests_deferred 5\n"
+    b"llamacpp:prompt_tokens_total 12\nllamacpp:n_decode_total 3\n",
+    headers={"Process-Start-Time-Unix": "780600079"},
+)
+
+
+def props(**more: Any) -> Reply:
+    known = {"total_slots": 4, "default_generation_settings": {"n_ctx": 4096, "params": {}}, "is_sleeping": False}
+    return as_json({**known, "media_marker": "<__media_pRNAGixedpsY48ae9UxJGPoQGg1hoPgz__>", **more})
+
+
+async def describe(reply: Reply) -> Look:
+    async with FakeEngine({"/v1/models": MODELS, "/props": reply}) as engine, Connected(engine) as http:
+        return await LlamaCpp(http).describe(fresh=True)
+
+
+async def test_health() -> None:
+    """503 "Loading model" is loading, in the engine's own words; 200 is ready."""
+    async with FakeEngine({"/health": LOADING}) as engine, Connected(engine) as http:
+        adapter = LlamaCpp(http)
+        health = await adapter.health()
+        assert (health.lifecycle, health.detail) == (Lifecycle.LOADING, "/health answered 503: Loading model")
+        engine.routes["/health"] = as_json({"status": "ok"})
+        assert (await adapter.health()).lifecycle is Lifecycle.READY
+
+
+async def test_capacity_is_slots_times_context() -> None:
+    """The slots' contexts add up; reuse is token by token; the random media marker names the process."""
+    look = await describe(props())
+    assert (look.models, look.capacity_tokens, look.block_tokens) == (("smol",), 16384, 1)
+    assert look.markers == {"media_marker": "<__media_pRNAGixedpsY48ae9UxJGPoQGg1hoPgz__>"}
+    assert look.extra == {"slots": 4.0}
+
+
+async def test_fixed_media_marker_is_only_a_hint() -> None:
+    """A marker given by the environment is the same after a restart: it may prove one by changing, never disprove one."""
+    look = await describe(props(media_marker="<__media__>"))
+    assert (look.markers, look.hints) == ({}, {"media_marker": "<__media__>"})
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        Reply(status=404),
+        Reply(status=401),
+        Reply(b"<html>"),
+        as_json([]),
+        props(total_slots=0, media_marker=None),
+        props(total_slots="4", media_marker=1),
+    ],
+)
+async def test_props_without_use(reply: Reply) -> None:
+    """No or nonsensical /props leaves the models known and the capacity unknown."""
+    look = await describe(reply)
+    assert (look.models, look.capacity_tokens, look.markers) == (("smol",), None, {})
+
+
+async def test_load_from_metrics() -> None:
+    """Processing and deferred requests, and the header that names the process."""
+    async with FakeEngine({"/metrics": PAGE}) as engine, Connected(engine) as http:
+        look = await LlamaCpp(http).scrape()
+    assert (look.running, look.waiting, look.kv_used_ratio) == (2, 5, None)
+    assert look.markers == {"Process-Start-Time-Unix": "780600079"}
+    assert look.counters == {"llamacpp:prompt_tokens_total": 12.0, "llamacpp:n_decode_total": 3.0}
+
+
+async def test_load_from_slots_where_metrics_are_off() -> None:
+    """501 turns to /slots until the engine comes up anew: running is known, what is deferred shows nowhere."""
+    slots = as_json([{"id": 0, "is_processing": True}, {"id": 1, "is_processing": False}])
+    routes = {"/metrics": NO_METRICS, "/slots": slots, "/v1/models": MODELS, "/props": props()}
+    async with FakeEngine(routes) as engine, Connected(engine) as http:
+        adapter = LlamaCpp(http)
+        assert await adapter.scrape() == Look(running=1)
+        await adapter.scrape()
+        assert engine.asked == ["/metrics", "/slots", "/slots"]
+        engine.routes["/metrics"] = PAGE
+        await adapter.describe(fresh=True)
+        assert (await adapter.scrape()).waiting == 5
+
+
+@pytest.mark.parametrize("reply", [Reply(status=404), Reply(status=501), Reply(status=401)])
+async def test_load_hidden(reply: Reply) -> None:
+    """Metrics off and slots hidden: the load is unknown."""
+    async with FakeEngine({"/slots": reply}) as engine, Connected(engine) as http:
+        assert await LlamaCpp(http).scrape() == Look()
+
+
+@pytest.mark.parametrize("reply", [as_json({}), as_json([{}]), as_json([{"is_processing": 1}]), Reply(b"<html>"), LOADING])
+async def test_slots_of_wrong_shapes(reply: Reply) -> None:
+    """What does not list slots is a failed scrape, not an idle engine."""
+    async with FakeEngine({"/slots": reply}) as engine, Connected(engine) as http:
+        with pytest.raises(BadAnswer):
+            await LlamaCpp(http).scrape()
+
+
+async def test_metrics_that_fail() -> None:
+    """A refused key tells nothing; an error is a failed scrape, and /slots is not asked instead."""
+    async with FakeEngine({"/metrics": Reply(status=401)}) as engine, Connected(engine) as http:
+        adapter = LlamaCpp(http)
+        assert await adapter.scrape() == Look()
+        engine.routes["/metrics"] = LOADING
+        with pytest.raises(BadAnswer, match=r"^/metrics answered 503$"):
+            await adapter.scrape()
+        assert engine.asked == ["/metrics", "/metrics"]
+
+
+async def test_sleeping_engine_is_left_asleep() -> None:
+    """An engine that unloaded its model runs nothing; asking for its load would wake it."""
+    routes = {"/v1/models": MODELS, "/props": props(is_sleeping=True), "/metrics": PAGE}
+    async with FakeEngine(routes) as engine, Connected(engine) as http:
+        adapter = LlamaCpp(http)
+        await adapter.describe(fresh=True)
+        assert await adapter.scrape() == Look(running=0, waiting=0)
+        assert "/metrics" not in engine.asked
+        engine.routes["/props"] = props()
+        assert (await adapter.scrape()).running == 2
