@@ -172,7 +172,7 @@ class Fleet:
         self._learn_generation(worker, report, changes)
         worker.report = report
         until_s = report.reported_at_s + self._settings.report_ttl_s
-        worker.load.report(report.running, report.waiting, report.waiting_tokens, until_s)
+        worker.load.report(report.waiting, report.waiting_tokens, until_s)
         if report.block_tokens is not None and report.block_tokens > 0:
             worker.block_tokens = report.block_tokens
         self._learn_models(worker, report, changes)

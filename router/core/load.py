@@ -61,7 +61,6 @@ class Load:
         "pending",
         "pending_tokens",
         "report_until_s",
-        "reported_running",
         "reported_waiting",
         "reported_waiting_tokens",
     )
@@ -75,7 +74,6 @@ class Load:
         self.arrivals = 0.0
         self.busy_s = 0.0
         self.report_until_s = -math.inf
-        self.reported_running = UNKNOWN
         self.reported_waiting = UNKNOWN
         self.reported_waiting_tokens = UNKNOWN
 
@@ -103,7 +101,7 @@ class Load:
             if done_s > now_s:
                 return
             self._leave(head)
-            self.head_since_s = done_s
+            self.head_since_s = done_s if self.head is None else max(done_s, self.head.sent_s)
 
     def release(self, lease: Lease, now_s: float) -> bool:
         """Ends the lease, in whatever state; False and no change if it has ended before."""
@@ -124,10 +122,9 @@ class Load:
             self.pending_tokens += uncached_tokens - lease.uncached_tokens
         lease.uncached_tokens = uncached_tokens
 
-    def report(self, running: int | None, waiting: int | None, waiting_tokens: int | None, until_s: float) -> None:
+    def report(self, waiting: int | None, waiting_tokens: int | None, until_s: float) -> None:
         """What the worker itself says, valid until then."""
         self.report_until_s = until_s
-        self.reported_running = UNKNOWN if running is None else running
         self.reported_waiting = UNKNOWN if waiting is None else waiting
         self.reported_waiting_tokens = UNKNOWN if waiting_tokens is None else waiting_tokens
 

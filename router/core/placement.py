@@ -70,13 +70,13 @@ class Placement:
 
         `stream`: the first byte of the answer tells when its prefill was done; otherwise that is estimated.
         """
-        self._now_s = now_s
+        self._now_s = now_s = max(now_s, self._now_s)
         routing, keys = self._routing, prompt.keys
         levels = self.index.match(keys) if keys else NO_LEVELS
         ring_key = keys[min(len(keys), routing.ring_blocks) - 1] if keys else None
-        pool = self._pool(workers)
-        q = Question(pool, levels, ring_key, None if session is None else self._hinted(session, workers))
-        nominee = self._policy.nominate(q, self._view)
+        pool = self._pool(workers, lasting=not tried)
+        q = Question(pool, levels, ring_key, None if session is None else self._hinted(session, pool), now_s)
+        q.nominee = nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
         if len(workers) <= routing.max_candidates:
             peers = mean_rates(workers)
@@ -205,7 +205,7 @@ class Placement:
 
     def restarted(self, worker: Worker) -> None:
         self.index.forget(worker.slot)
-        self.index.set_capacity(worker.slot, self._ceilings[worker.slot])
+        self._set_capacity(worker, self._ceilings[worker.slot])
 
     def retold(self, worker: Worker) -> None:
         if worker.truth is Truth.NONE:
@@ -213,7 +213,7 @@ class Placement:
         ceiling = self._ceiling(worker)
         if ceiling != self._ceilings[worker.slot]:
             self._ceilings[worker.slot] = ceiling
-            self.index.set_capacity(worker.slot, ceiling)
+            self._set_capacity(worker, ceiling)
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
@@ -222,19 +222,24 @@ class Placement:
 
     # Parts of the above.
 
-    def _pool(self, workers: Sequence[Worker]) -> Pool:
+    def _pool(self, workers: Sequence[Worker], lasting: bool) -> Pool:
+        """What is derived from a candidate set; kept, and given its own ring if that pays, when the set will come again."""
+        if not lasting:
+            return Pool(workers, self._ring)
         if self._pools_epoch != self._fleet.epoch or len(self._pools) >= MAX_POOLS:
             self._pools_epoch = self._fleet.epoch
             self._pools.clear()
         pool = self._pools.get(id(workers))
         if pool is None or pool.workers is not workers:
-            pool = self._pools[id(workers)] = Pool(workers, self._ring)
+            few = len(workers) * 2 < len(self._ring)  # else skipping strangers on the whole ring is cheap
+            ring = self._ring.only(worker.slot for worker in workers) if few else self._ring
+            pool = self._pools[id(workers)] = Pool(workers, ring)
         return pool
 
-    def _hinted(self, session: str, workers: Sequence[Worker]) -> Worker | None:
+    def _hinted(self, session: str, pool: Pool) -> Worker | None:
         worker_id = self.sessions.worker_of(session)
         worker = None if worker_id is None else self._fleet.get(worker_id)
-        return worker if worker is not None and worker in workers else None
+        return worker if worker is not None and pool.mask & worker.bit else None
 
     def _weight(self, now_s: float) -> float:
         weight = self.load.weight(now_s)
@@ -304,7 +309,7 @@ class Placement:
             lease.inserted_s = self._now_s
 
     def _end(self, lease: Lease, now_s: float, outcome: str) -> bool:
-        self._now_s = now_s
+        self._now_s = now_s = max(now_s, self._now_s)
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
@@ -349,14 +354,18 @@ class Placement:
             return
         capacity = self.index.capacity_of(worker.slot)
         left = max(self.index.blocks_of(worker.slot), self._ceilings[worker.slot] // SHRINK_LIMIT)
-        self.index.set_capacity(worker.slot, capacity - max(0, capacity - left) // 2)
+        self._set_capacity(worker, capacity - max(0, capacity - left) // 2)
 
     def _grow(self, worker: Worker, surplus_blocks: int) -> None:
         """Blocks that the model had evicted were still there."""
         if worker.spec.capacity_tokens is None:
             capacity = self.index.capacity_of(worker.slot)
             more = min(surplus_blocks, max(1, capacity // SHRINK_LIMIT))
-            self.index.set_capacity(worker.slot, min(self._ceilings[worker.slot], capacity + more))
+            self._set_capacity(worker, min(self._ceilings[worker.slot], capacity + more))
+
+    def _set_capacity(self, worker: Worker, blocks: int) -> None:
+        self.index.set_capacity(worker.slot, blocks)
+        self.index.watch_evicted(worker.slot, blocks < self._ceilings[worker.slot])
 
     def _ceiling(self, worker: Worker) -> int:
         return max(1, (worker.capacity_tokens or self._default_capacity_tokens) // BLOCK_TOKENS)

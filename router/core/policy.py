@@ -44,14 +44,19 @@ class Question:
     """Everything a policy may look at in one choice. `candidates`, `priced` and `costs` run in parallel."""
 
     __slots__ = (
-        "candidates", "costs", "hint", "homes", "levels", "pool", "priced", "ring_key",
+        "candidates", "costs", "hint", "homes", "levels", "nominee", "now_s", "pool", "priced",
+        "ring_key",
     )  # fmt: skip
 
-    def __init__(self, pool: Pool, levels: Sequence[Level], ring_key: int | None, hint: Worker | None) -> None:
+    def __init__(
+        self, pool: Pool, levels: Sequence[Level], ring_key: int | None, hint: Worker | None, now_s: float
+    ) -> None:  # fmt: skip
         self.pool = pool
         self.levels = levels  # who holds how much of the prompt
         self.ring_key = ring_key  # None: the prompt has no keys
         self.hint = hint  # the worker of the client's session
+        self.now_s = now_s
+        self.nominee: Worker | None = None  # the policy's own, see Policy.nominate
         self.candidates: Sequence[Worker] = pool.workers
         self.priced: Sequence[Priced] = ()
         self.costs: Sequence[float] = ()  # of `priced`, less the session credit
@@ -88,7 +93,7 @@ class Warm:
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
         if q.ring_key is None:
-            return least_queue(q.candidates, fleet.rng), "least_queue"
+            return least_queue(q.candidates, q.now_s, fleet.rng), "least_queue"
         best = cheapest(q.costs, fleet.rng)
         worker = q.candidates[best]
         if worker is q.hint and min(priced[COST_S] for priced in q.priced) < q.priced[best][COST_S]:
@@ -123,19 +128,19 @@ class BoundedRing:
         return q.homes[0] if q.homes else None
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
-        if not q.homes:
-            return least_queue(q.candidates, fleet.rng), "least_queue"
-        return q.candidates.index(q.homes[0]), "ring_home"
+        if q.nominee is None:
+            return least_queue(q.candidates, q.now_s, fleet.rng), "least_queue"
+        return q.candidates.index(q.nominee), "ring_home"
 
 
 class LeastQueue:
-    """Fewest requests in flight per weight, then fewest reported waiting; ties at random."""
+    """Fewest requests in flight per weight, then fewest waiting; ties at random. Of a large pool, the shortlist's."""
 
     def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
         return None
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
-        return least_queue(q.candidates, fleet.rng), "least_queue"
+        return least_queue(q.candidates, q.now_s, fleet.rng), "least_queue"
 
 
 class RoundRobin:
@@ -146,23 +151,22 @@ class RoundRobin:
 
     def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
         self._turn += 1
-        return self._current(q)
+        return q.pool.workers[self._turn % len(q.pool.workers)]
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
-        return q.candidates.index(self._current(q)), "round_robin"
-
-    def _current(self, q: Question) -> Worker:
-        return q.pool.workers[self._turn % len(q.pool.workers)]
+        assert q.nominee is not None
+        return q.candidates.index(q.nominee), "round_robin"
 
 
 class Uniform:
-    """Any candidate with the same chance."""
+    """Any worker of the pool with the same chance."""
 
     def nominate(self, q: Question, fleet: FleetView) -> Worker | None:
-        return None
+        return q.pool.workers[int(fleet.rng.random() * len(q.pool.workers))]
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
-        return int(fleet.rng.random() * len(q.candidates)), "random"
+        assert q.nominee is not None
+        return q.candidates.index(q.nominee), "random"
 
 
 def make_policy(name: str) -> Policy:
@@ -186,9 +190,9 @@ def cheapest(costs: Sequence[float], rng: Random) -> int:
     return ties[int(rng.random() * len(ties))]
 
 
-def least_queue(workers: Sequence[Worker], rng: Random) -> int:
-    """Place of the worker with the fewest requests in flight per weight, then reported waiting, ties at random."""
-    queues = [(worker.load.in_flight / worker.weight, worker.load.reported_waiting) for worker in workers]
+def least_queue(workers: Sequence[Worker], now_s: float, rng: Random) -> int:
+    """Place of the worker with the fewest requests in flight per weight, then requests waiting, ties at random."""
+    queues = [(worker.load.in_flight / worker.weight, worker.load.waiting_at(now_s)) for worker in workers]
     low = min(queues)
     ties = [i for i, queue in enumerate(queues) if queue == low]
     return ties[int(rng.random() * len(ties))]
@@ -214,11 +218,11 @@ def ring_homes(q: Question, fleet: FleetView, count: int = 2) -> list[Worker]:
 def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
     """At most `limit` workers of a large pool, so that a choice costs the same in a fleet of any size.
 
-    Half of the places for the deepest holders; then homes on the ring where nobody holds anything, the session's
-    worker, and the less loaded of two drawn at random, a quarter of the places times.
+    The session's worker; half of the places for the deepest holders; homes on the ring where nobody holds anything;
+    and, a quarter of the places times, the less loaded of two drawn at random.
     """
     pool, rng = q.pool, fleet.rng
-    chosen: dict[Worker, None] = {}
+    chosen: dict[Worker, None] = {} if q.hint is None else {q.hint: None}
     seen = 0
     for _, mask in q.levels:
         new = mask & pool.mask & ~seen
@@ -227,11 +231,9 @@ def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
             worker = fleet.slots[slot]
             assert worker is not None  # the pool's mask has only slots in use
             chosen[worker] = None
-    if not chosen and q.ring_key is not None:
+    if not seen & pool.mask and q.ring_key is not None:
         q.homes = q.homes or ring_homes(q, fleet)
         chosen.update(dict.fromkeys(q.homes))
-    if q.hint is not None:
-        chosen[q.hint] = None
     workers, size = pool.workers, len(pool.workers)
     for _ in range(max(1, limit // 4)):
         one, other = workers[int(rng.random() * size)], workers[int(rng.random() * size)]

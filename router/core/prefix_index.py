@@ -12,59 +12,28 @@ Rules the structure lives by:
 """
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Sequence
 
-Level = tuple[int, int]  # (leading blocks, mask of the slots that hold at least those)
+from router.core.prefix_node import (
+    MAX_GHOSTS,
+    NEVER_S,
+    Hold,
+    Level,
+    Node,
+    WorkerCache,
+    common_blocks,
+    held_blocks,
+    partial_levels,
+    slots_of,
+    with_at_least,
+)
 
-NEVER_S = float("-inf")  # last use of blocks that were not held
-NODE_BYTES = 270  # node, array header, dict entry and its key (tracemalloc, CPython 3.11)
-HOLD_BYTES = 150  # hold and its entry in the worker's dict
+NODE_BYTES = 250  # node, array header, dict entry and its key (tracemalloc, CPython 3.11)
+HOLD_BYTES = 140  # hold and its entry in the worker's dict
 KEY_BYTES = 9  # 8 and the array's spare room
+GHOST_BYTES = 80  # a set entry and its integer
 SHRINK_SHARE = 16  # over the byte bound the largest worker model loses one part in this many at a time
-MAX_GHOSTS = 512  # per worker
 
-
-class Node:
-    """A run of blocks that are held alike."""
-
-    __slots__ = ("children", "keys", "mask", "parent", "partial")
-
-    def __init__(self, keys: "array[int]", mask: int, parent: "Node | None", children: int) -> None:
-        self.keys = keys
-        self.mask = mask
-        self.partial: dict[int, int] | None = None  # bit of a worker → blocks of the run's head that it holds
-        self.parent = parent
-        self.children = children
-
-
-class Hold:
-    """One worker's hold on one node, a link in that worker's list by last use."""
-
-    __slots__ = ("children", "newer", "node", "older", "used_s")
-
-    node: Node
-    older: "Hold"
-    newer: "Hold"
-
-    def __init__(self, used_s: float, children: int) -> None:
-        self.used_s = used_s
-        self.children = children  # child nodes that this worker holds any of; 0 is a leaf
-
-
-class WorkerCache:
-    """The model of one worker's cache. `end` closes the ring of holds: `end.newer` is the oldest, `end.older` the newest."""
-
-    __slots__ = ("bit", "capacity_blocks", "end", "ghosts", "holds", "used_blocks")
-
-    def __init__(self, bit: int, capacity_blocks: int) -> None:
-        self.bit = bit
-        self.capacity_blocks = capacity_blocks
-        self.used_blocks = 0
-        self.holds: dict[Node, Hold] = {}
-        self.end = Hold(NEVER_S, 0)
-        self.end.older = self.end.newer = self.end
-        self.ghosts: OrderedDict[int, None] = OrderedDict()
+__all__ = ["NEVER_S", "Level", "PrefixIndex"]
 
 
 class PrefixIndex:
@@ -76,6 +45,7 @@ class PrefixIndex:
         self.evicted_blocks = 0  # by the capacity of a worker
         self.bound_evicted_blocks = 0  # by limit_bytes
         self._holds = 0
+        self._ghosts = 0
         self._node_bytes = NODE_BYTES
         self._first: dict[int, Node] = {}  # first key of a run → its node
         self._caches: dict[int, WorkerCache] = {}
@@ -92,7 +62,12 @@ class PrefixIndex:
     @property
     def bytes(self) -> int:
         """Resident size, estimated."""
-        return len(self._first) * self._node_bytes + self._holds * HOLD_BYTES + self.blocks * KEY_BYTES
+        return (
+            len(self._first) * self._node_bytes
+            + self._holds * HOLD_BYTES
+            + self.blocks * KEY_BYTES
+            + self._ghosts * GHOST_BYTES
+        )
 
     def add_worker(self, slot: int, capacity_blocks: int) -> None:
         """A worker with an empty cache. Raises ValueError if the slot is taken."""
@@ -105,6 +80,7 @@ class PrefixIndex:
         """Forgets the worker and frees its slot; nothing if it is not there."""
         if slot in self._caches:
             self.forget(slot)
+            self.watch_evicted(slot, False)
             del self._caches[slot]
 
     def has_worker(self, slot: int) -> bool:
@@ -231,9 +207,19 @@ class PrefixIndex:
         self.evicted_blocks += before - cache.used_blocks
         return before - cache.used_blocks
 
+    def watch_evicted(self, slot: int, on: bool) -> None:
+        """Whether to remember what the worker's capacity makes the model evict, for `was_evicted`."""
+        cache = self._caches[slot]
+        if not on:
+            self._ghosts -= len(cache.ghosts or ())
+            cache.ghosts = None
+        elif cache.ghosts is None:
+            cache.ghosts = set()
+
     def was_evicted(self, slot: int, key: int) -> bool:
         """Whether the model of this worker evicted the block lately, so that a hit on it proves the model too small."""
-        return key in self._caches[slot].ghosts
+        ghosts = self._caches[slot].ghosts
+        return ghosts is not None and key in ghosts
 
     def forget(self, slot: int) -> None:
         """The worker's cache is empty now."""
@@ -245,7 +231,9 @@ class PrefixIndex:
         cache.holds = {}
         cache.used_blocks = 0
         cache.end.older = cache.end.newer = cache.end
-        cache.ghosts.clear()
+        if cache.ghosts is not None:
+            self._ghosts -= len(cache.ghosts)
+            cache.ghosts.clear()
 
     def _path(self, keys: "array[int]") -> list[tuple[Node, int, int]]:
         """(node, its first block's place in keys, blocks of its run that keys share) from the root down."""
@@ -361,7 +349,7 @@ class PrefixIndex:
         hold.newer.older = hold.older
         self._holds -= 1
 
-    def _evict(self, cache: WorkerCache, excess: int) -> int:
+    def _evict(self, cache: WorkerCache, excess: int, remember: bool = True) -> int:
         """Takes the coldest `excess` blocks from the worker; returns their number."""
         left = excess
         while left > 0:
@@ -369,7 +357,8 @@ class PrefixIndex:
             node = hold.node
             held = held_blocks(node, cache.bit)
             keep = max(0, held - left)
-            self._remember(cache, node.keys[keep])
+            if cache.ghosts is not None and remember:
+                self._remember(cache.ghosts, node.keys[keep])
             left -= held - keep
             if keep:
                 self._trim(cache, node, held, keep)
@@ -377,10 +366,13 @@ class PrefixIndex:
                 self._release(cache, hold, held)
         return excess
 
-    def _remember(self, cache: WorkerCache, key: int) -> None:
-        cache.ghosts[key] = None
-        if len(cache.ghosts) > MAX_GHOSTS:
-            cache.ghosts.popitem(last=False)
+    def _remember(self, ghosts: set[int], key: int) -> None:
+        """Starts afresh when it is full: what is lost is only a chance to learn."""
+        self._ghosts -= len(ghosts)
+        if len(ghosts) >= MAX_GHOSTS:
+            ghosts.clear()
+        ghosts.add(key)
+        self._ghosts += len(ghosts)
 
     def _trim(self, cache: WorkerCache, node: Node, held: int, keep: int) -> None:
         """The worker keeps the first `keep` of the `held` blocks."""
@@ -438,45 +430,4 @@ class PrefixIndex:
         """Back under the byte bound: the worker models with the most blocks give up their oldest."""
         while self.bytes > self.limit_bytes:
             cache = max(self._caches.values(), key=lambda cache: cache.used_blocks)
-            self.bound_evicted_blocks += self._evict(cache, max(1, cache.used_blocks // SHRINK_SHARE))
-
-
-def common_blocks(run: "array[int]", keys: "array[int]", start: int, stop: int) -> int:
-    """How many blocks `run` and `keys[start:stop]` share; needs the first to be equal. O(log n), as keys are chained."""
-    low, high = 1, min(len(run), stop - start)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if run[middle - 1] == keys[start + middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def held_blocks(node: Node, bit: int) -> int:
-    """Blocks of the node's run that a worker with a hold on it holds."""
-    return node.partial[bit] if node.partial is not None and not node.mask & bit else len(node.keys)
-
-
-def with_at_least(node: Node, blocks: int) -> int:
-    """Mask of the workers that hold the first `blocks` of the run."""
-    mask = node.mask
-    for bit, held in (node.partial or {}).items():
-        if held >= blocks:
-            mask |= bit
-    return mask
-
-
-def partial_levels(node: Node, start: int, end: int) -> Sequence[Level]:
-    """Levels within the run, shallow first, of the workers that hold less of it than `start` to `end`."""
-    depths = sorted({held for held in (node.partial or {}).values() if held < end - start})
-    return [(start + held, with_at_least(node, held)) for held in depths]
-
-
-def slots_of(mask: int) -> list[int]:
-    slots = []
-    while mask:
-        low = mask & -mask
-        slots.append(low.bit_length() - 1)
-        mask ^= low
-    return slots
+            self.bound_evicted_blocks += self._evict(cache, max(1, cache.used_blocks // SHRINK_SHARE), False)

@@ -6,6 +6,7 @@
 FADE = 0.99  # per observation
 SLOPE_SHARE = 0.3  # of the observed time that uncached tokens explain at least
 PRIOR_S = 4.0  # observed seconds that weigh as much as the assumption that a worker is as fast as the fleet
+SURPRISE = 8.0  # an observation counts as at most so many times what was expected: one stall must not shun a worker
 PRIOR_POINT_S = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
 
 
@@ -47,7 +48,9 @@ class FleetSpeed:
         """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
         if uncached_tokens <= 0 or seconds <= 0:
             return
-        worker.observe(seconds, self.c0_s + uncached_tokens * self.s_per_token)
+        predicted_s = self.c0_s + uncached_tokens * self.s_per_token
+        seconds = min(seconds, SURPRISE * predicted_s * worker.factor)
+        worker.observe(seconds, predicted_s)
         self.observations += 1
         self.sum_n = n = self.sum_n * FADE + 1.0
         self.sum_x = x = self.sum_x * FADE + uncached_tokens
