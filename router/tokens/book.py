@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from router.core.keys import tokens_le
 from router.errors import SettingsError
 from router.settings import TokenSettings
-from router.tokens.cuts import Cutter
+from router.tokens.cuts import Cutter, could_hide_in
 from router.tokens.gguf_tokenizer import convert, converted_folder
 from router.tokens.pre_tokenizers import divides_safely
 from router.tokens.template import ChatTemplate, TemplateFailed
@@ -242,8 +242,17 @@ def is_divisible(shape: Mapping[str, Any]) -> bool:
         return False
     if normalizer is not None and normalizer.get("type") != "NFC":
         return False
+    if not all(leaves_words(token) for token in shape.get("added_tokens", [])):
+        return False
     steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
     return bool(steps) and steps[-1].get("type") == "ByteLevel" and all(parts_words(step) for step in steps)
+
+
+def leaves_words(token: Mapping[str, Any]) -> bool:
+    """True for an added token that no safe cut can part, from itself or from the space that it takes with it."""
+    text = token["content"]
+    takes_space = (token["lstrip"] and text[:1].isalpha()) or (token["rstrip"] and text[-1:].isalpha())
+    return not (could_hide_in(text) or takes_space or token["single_word"])
 
 
 def parts_words(step: Mapping[str, Any]) -> bool:

@@ -13,7 +13,7 @@ SCANNED_CHARS = 128 * 1024  # looked through for places to cut, all over one tex
 WHOLE_CHARS = 512 * 1024  # the same for tokenizers whose text can be cut at special tokens only
 
 _letter = r"[^\W\d_]"
-_between = r""" ,.;:/+\-=()\[\]{}"<>。，、！？；：—"""
+_between = " ,.;:，。、！？；："
 _safe = re.compile(rf"(?<={_letter})[{_between}](?={_letter})|(?<=\S\n)(?={_letter})")
 
 
@@ -25,6 +25,12 @@ def safe_cut(text: str, start: int, end: int) -> int:
     """
     found = _safe.search(text, max(start, 1), end)
     return found.start() if found else -1
+
+
+def could_hide_in(token: str) -> bool:
+    """True if a safe cut could lie within `token` when it stands in a text: then texts may hold it cut in two."""
+    pairs = zip(token, token[1:], strict=False)
+    return any((left.isalpha() and right in _between) or (left == "\n" and right.isalpha()) for left, right in pairs)
 
 
 class Cutter:

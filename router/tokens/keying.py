@@ -9,12 +9,14 @@ from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, PromptKeys
 from router.tokens.book import TokenizerEntry, encode_all
 from router.tokens.encode_lanes import EncodeLanes
-from router.tokens.walk import ENDS_AT, Walk
+from router.tokens.walk import Walk
 
 IsHeld = Callable[["array[int]"], bool]
 
-LOOP_CHARS = 2048  # tokenised on the loop for one call at most, 0.5 ms of prose; more goes to a thread
-FIRST_CHARS = 96  # of the first look beyond what is known: a block or two
+LOOP_TOKENS = 640  # made on the loop for one call before the rest goes to a thread: 0.6 to 2 ms
+FIRST_TOKENS = 24  # of the first look beyond what is known: a block or two
+ENDS_AT_TOKENS = 128  # a rest no longer than this is tokenised at once: a thread would cost as much
+UNKNOWN_CHARS_PER_TOKEN = 0.7  # of text that is not ASCII, until some of it has been seen
 PIECE_CHARS = 2048  # of one call of the tokenizer
 SLICE_CHARS = 8192  # of one hand-over to a thread, 5 to 10 ms
 PENDING_CHARS = 64 * 1024 * 1024  # of all prompts whose tails wait
@@ -100,23 +102,31 @@ class DeepKeying(Keying):
 
         The first `min_blocks` blocks choose a prompt's homes on the ring, so they must not depend on what is held.
         """
-        walk = self._walk
-        budget = LOOP_CHARS
-        chars = max(FIRST_CHARS, min(self._chars_to(min_blocks), LOOP_CHARS // 2))
+        walk, entry = self._walk, self._entry
+        tokens_left = LOOP_TOKENS
+        per_token = entry.chars_of(100) / 100 if walk.text.isascii() else UNKNOWN_CHARS_PER_TOKEN
+        begun_at, begun_tokens = walk.at, walk.tokens
+        grown = FIRST_TOKENS
         while not walk.done:
-            if not self._is_wanted(min_blocks):
-                if walk.end - walk.at > min(ENDS_AT, budget):
-                    break
-                chars = ENDS_AT
+            missing_blocks = min_blocks - len(walk.keys)
+            if missing_blocks > 0:
+                tokens = missing_blocks * BLOCK_TOKENS + FIRST_TOKENS
+            elif not walk.keys or self._is_held(walk.keys):
+                tokens = grown
+                grown *= 2
+            elif walk.end - walk.at <= ENDS_AT_TOKENS * per_token:
+                tokens = ENDS_AT_TOKENS
+            else:
+                break
+            chars = int(min(tokens, tokens_left) * per_token) + 1
             end = walk.next_piece(chars)
-            size = end - walk.at
-            if size > budget:
+            if tokens_left <= 0 or end - walk.at > 2 * LOOP_TOKENS * per_token:
                 self.waiting = asyncio.get_running_loop().create_future()
                 self._lanes.offer(self, urgent=True)
                 break
-            walk.feed(self._entry.encode(walk.text[walk.at : end]), size)
-            budget -= size
-            chars *= 2
+            walk.feed(entry.encode(walk.text[walk.at : end]), end - walk.at)
+            tokens_left = LOOP_TOKENS - (walk.tokens - begun_tokens)
+            per_token = (walk.at - begun_at) / max(1, walk.tokens - begun_tokens)
         walk.commit()
 
     def finish(self, on_done: Callable[[PromptKeys], None]) -> None:
@@ -166,14 +176,6 @@ class DeepKeying(Keying):
             self._lanes.offer(self, urgent=True, again=True)
         else:
             self._resolve()
-
-    def _is_wanted(self, min_blocks: int) -> bool:
-        keys = self._walk.keys
-        return not keys or len(keys) < min_blocks or self._is_held(keys)
-
-    def _chars_to(self, blocks: int) -> int:
-        missing = (blocks - len(self._walk.keys)) * BLOCK_TOKENS
-        return self._entry.chars_of(missing) if missing > 0 else 0
 
     def _resolve(self) -> None:
         if self.waiting is not None and not self.waiting.done():

@@ -9,8 +9,6 @@ from router.core.types import KeyForm, PromptKeys
 from router.tokens.book import TokenizerEntry
 from router.tokens.memo import PrefixMemo, Span, keys_up_to
 
-ENDS_AT = 512  # characters: a rest no longer than this is tokenised at once, for less than handing it to a thread costs
-
 
 class Walk:
     """Advances over a text by `feed`, in pieces that `next_piece` names. `keys` and `tokens` are of what lies behind it."""
