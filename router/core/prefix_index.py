@@ -401,10 +401,10 @@ class PrefixIndex:
         """Takes a worker off a node; a node that nobody holds goes, one that nobody holds in full is cut."""
         if node.mask & bit:
             node.mask ^= bit
-        elif node.partial is not None:
-            del node.partial[bit]
-            if not node.partial:
-                node.partial = None
+        else:
+            partial = node.partial or {}
+            del partial[bit]
+            node.partial = partial or None
         if node.mask:
             return
         if node.partial is not None:
