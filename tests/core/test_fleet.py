@@ -1,0 +1,225 @@
+from typing import Any
+
+import pytest
+
+from router.core.fleet import MAX_CACHED_SETS, Fleet, Worker
+from router.core.types import Lifecycle, Truth, WorkerId
+from router.errors import InvalidField, ModelNotFound, NoWorker
+from router.settings import EngineSpec, FleetSettings
+from tests.core.builders import ready_fleet, report, spec
+
+
+def ids(workers: tuple[Worker, ...]) -> list[str]:
+    return [worker.id for worker in workers]
+
+
+class Watcher:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, str]] = []
+
+    def joined(self, worker: Worker) -> None:
+        self.heard.append(("joined", worker.id))
+
+    def left(self, worker: Worker) -> None:
+        self.heard.append(("left", worker.id))
+
+    def restarted(self, worker: Worker) -> None:
+        self.heard.append(("restarted", worker.id))
+
+    def retold(self, worker: Worker) -> None:
+        self.heard.append(("retold", worker.id))
+
+
+def test_workers_are_known_once_and_not_without_end() -> None:
+    """Adding refuses a second one of the same id and one above max_workers."""
+    fleet = Fleet(FleetSettings(max_workers=2))
+    fleet.add(spec(1), 0.0)
+    with pytest.raises(ValueError, match=r"10\.0\.0\.1:8000 is known"):
+        fleet.add(spec(1), 0.0)
+    fleet.add(spec(2), 0.0)
+    with pytest.raises(ValueError, match="max_workers 2"):
+        fleet.add(spec(3), 0.0)
+    assert len(fleet) == 2 and fleet.get("10.0.0.2:8000") is fleet.workers[1] and fleet.get("x") is None
+
+
+def test_slots_stay_small() -> None:
+    """A removed worker's slot goes to the next one that joins, so that masks do not grow with time."""
+    fleet = ready_fleet(3)
+    removed = fleet.remove("10.0.0.2:8000")
+    assert removed is not None and (removed.lifecycle, removed.life) == (Lifecycle.DOWN, 1)
+    assert fleet.slots[1] is None
+    assert fleet.add(spec(9), 0.0).slot == 1
+    assert fleet.add(spec(8), 0.0).slot == 3
+    assert fleet.remove("10.0.0.2:8000") is None
+
+
+def test_watchers_hear_of_every_worker_and_restart() -> None:
+    """Those present are told first; a first generation and an equal one are no restart."""
+    fleet = ready_fleet(1)
+    watcher = Watcher()
+    fleet.watch(watcher)
+    worker = fleet.workers[0]
+    fleet.apply(report(worker, 1.0), 1.0)
+    fleet.apply(report(worker, 2.0, generation=""), 2.0)
+    changes = fleet.apply(report(worker, 3.0, generation="g2"), 3.0)
+    assert [(change.what, change.before, change.after) for change in changes] == [("generation", "g1", "g2")]
+    assert worker.life == 1
+    fleet.apply(report(worker, 4.0, generation="g2", capacity_tokens=5000), 4.0)
+    fleet.remove(worker.id)
+    assert [what for what, _ in watcher.heard] == ["joined", "restarted", "retold", "left"]
+
+
+@pytest.mark.parametrize(
+    ("lifecycle", "drained", "expected"),
+    [
+        (Lifecycle.READY, False, Lifecycle.READY),
+        (Lifecycle.READY, True, Lifecycle.DRAINING),
+        (Lifecycle.LOADING, True, Lifecycle.LOADING),
+        (Lifecycle.DRAINING, False, Lifecycle.DRAINING),
+        (Lifecycle.DOWN, True, Lifecycle.DOWN),
+    ],
+)
+def test_only_ready_workers_are_candidates(lifecycle: Lifecycle, drained: bool, expected: Lifecycle) -> None:
+    """A drained worker takes no new requests; drain does not hide that a worker is down or loading."""
+    fleet = ready_fleet(2)
+    worker = fleet.workers[0]
+    if drained:
+        fleet.drain(worker.id)
+    fleet.apply(report(worker, 1.0, lifecycle, detail="why"), 1.0)
+    assert worker.lifecycle is expected
+    assert (worker in fleet.candidates("m")) is (expected is Lifecycle.READY)
+    fleet.resume(worker.id)
+    assert worker.lifecycle is lifecycle
+    assert worker.down_reason == ("" if lifecycle is Lifecycle.READY else "why")
+
+
+def test_drain_of_an_unknown_worker_is_an_error() -> None:
+    """The admin port answers 404 from it."""
+    with pytest.raises(KeyError):
+        ready_fleet(1).drain("x")
+
+
+def test_a_worker_found_gone_stays_down_until_a_newer_report_says_ready() -> None:
+    """A probe that was under way when the connection was refused does not bring the worker back."""
+    fleet = ready_fleet(2)
+    worker = fleet.workers[0]
+    changes = fleet.mark_down(worker.id, "connection refused", 5.0)
+    assert [(change.what, change.after, change.detail) for change in changes] == [("lifecycle", "down", "connection refused")]
+    assert fleet.mark_down(worker.id, "connection refused", 5.0) == []
+    fleet.apply(report(worker, 4.9), 5.1)
+    assert (worker.lifecycle, worker.down_reason) == (Lifecycle.DOWN, "connection refused")
+    fleet.apply(report(worker, 5.2), 5.3)
+    assert (worker.lifecycle, worker.down_reason) == (Lifecycle.READY, "")
+    assert fleet.mark_down("x", "connection refused", 5.0) == []
+
+
+def test_reports_of_strangers_and_late_ones_change_nothing() -> None:
+    """A report may outlive its worker, or be overtaken by a newer one."""
+    fleet = ready_fleet(1)
+    worker = fleet.workers[0]
+    fleet.apply(report(worker, 5.0), 5.0)
+    assert fleet.apply(report(worker, 4.0, Lifecycle.DOWN), 5.0) == []
+    fleet.remove(worker.id)
+    assert fleet.apply(report(worker, 6.0), 6.0) == []
+
+
+def test_what_the_operator_says_wins_over_what_is_learned() -> None:
+    """`model=` and `capacity_tokens=` of --engine hold whatever the engine reports."""
+    fleet = Fleet(FleetSettings())
+    told = fleet.add(spec(1, model="mine", capacity_tokens=777), 0.0)
+    learned = fleet.add(spec(2), 0.0)
+    facts: dict[str, Any] = {"models": ("theirs",), "capacity_tokens": 5000, "block_tokens": 32}
+    for worker in (told, learned):
+        fleet.apply(report(worker, 1.0, truth=Truth.NONE, truth_reason="no cache", **facts), 1.0)
+    assert (told.models, told.capacity_tokens) == (frozenset(("mine",)), 777)
+    assert (learned.models, learned.capacity_tokens) == (frozenset(("theirs",)), 5000)
+    assert (learned.truth, learned.truth_reason, learned.block_tokens) == (Truth.NONE, "no cache", 32)
+    fleet.apply(report(learned, 2.0, models=None, capacity_tokens=None, block_tokens=None, truth=Truth.NONE), 2.0)
+    assert (learned.models, learned.capacity_tokens, learned.block_tokens) == (frozenset(("theirs",)), 5000, 32)
+
+
+@pytest.mark.parametrize(
+    ("workers", "model", "expected"),
+    [
+        pytest.param([("a", Lifecycle.READY)], "b", ModelNotFound, id="known not to serve it"),
+        pytest.param([("a", Lifecycle.READY), (None, Lifecycle.DOWN)], "b", NoWorker, id="unknown models may"),
+        pytest.param([("a", Lifecycle.READY), ("b", Lifecycle.DOWN)], "b", NoWorker, id="served it last"),
+        pytest.param([("a", Lifecycle.READY), ("b", Lifecycle.LOADING)], "b", NoWorker, id="will serve it"),
+        pytest.param([("a", Lifecycle.DOWN)], "b", ModelNotFound, id="down, but known not to serve it"),
+        pytest.param([], "b", NoWorker, id="no worker at all"),
+        pytest.param([("a", Lifecycle.READY), ("b", Lifecycle.READY)], None, InvalidField, id="which one?"),
+        pytest.param([("a", Lifecycle.DOWN)], None, NoWorker, id="none ready"),
+        pytest.param([(None, Lifecycle.READY)], "anything", ["10.0.0.0:8000"], id="engine without a model list"),
+        pytest.param([("a", Lifecycle.READY), ("a", Lifecycle.READY)], None, ["10.0.0.0:8000", "10.0.0.1:8000"], id="one set"),
+        pytest.param([("b", Lifecycle.READY), ("a", Lifecycle.READY)], "a", ["10.0.0.1:8000"], id="its own"),
+    ],
+)
+def test_candidates(workers: list[tuple[str | None, Lifecycle]], model: str | None, expected: object) -> None:
+    """404 only if no worker can ever serve the model as far as is known; otherwise 503; 400 if it must be named."""
+    fleet = Fleet(FleetSettings())
+    for number, (name, lifecycle) in enumerate(workers):
+        worker = fleet.add(spec(number), 0.0)
+        fleet.apply(report(worker, 1.0, Lifecycle.READY, models=None if name is None else (name,)), 1.0)
+        fleet.apply(report(worker, 2.0, lifecycle, models=None), 2.0)
+    if isinstance(expected, list):
+        assert ids(fleet.candidates(model)) == expected
+    else:
+        assert isinstance(expected, type)
+        with pytest.raises(expected):
+            fleet.candidates(model)
+
+
+def test_tried_workers_are_left_out() -> None:
+    """A retry goes to another worker, or to none."""
+    fleet = ready_fleet(3)
+    tried = [WorkerId("10.0.0.1:8000"), WorkerId("10.0.0.3:8000")]
+    assert ids(fleet.candidates("m", tried)) == ["10.0.0.2:8000"]
+    with pytest.raises(NoWorker, match="tried"):
+        fleet.candidates("m", [*tried, WorkerId("10.0.0.2:8000")])
+
+
+def test_candidate_sets_are_the_same_tuple_until_the_fleet_changes() -> None:
+    """The tuple is cached by model and epoch; every lifecycle, model or membership change makes a new epoch."""
+    fleet = ready_fleet(2)
+    first = fleet.candidates("m")
+    assert fleet.candidates("m") is first
+    epoch = fleet.epoch
+    fleet.apply(report(fleet.workers[0], 1.0, waiting=3), 1.0)
+    assert fleet.epoch == epoch and fleet.candidates("m") is first
+    fleet.apply(report(fleet.workers[0], 2.0, models=("m", "n")), 2.0)
+    assert fleet.epoch > epoch
+    assert ids(fleet.candidates("n")) == ["10.0.0.1:8000"]
+    assert len(fleet.candidates("m")) == 2
+
+
+def test_model_names_from_clients_do_not_fill_memory() -> None:
+    """Where an engine serves any name, the cache of candidate sets is still bounded."""
+    fleet = Fleet(FleetSettings())
+    fleet.apply(report(fleet.add(spec(1), 0.0), models=None), 0.0)
+    for number in range(MAX_CACHED_SETS + 10):
+        fleet.candidates(f"name-{number}")
+    assert len(fleet._sets) <= MAX_CACHED_SETS
+
+
+def test_models_are_the_union_over_ready_workers_in_stable_order() -> None:
+    """One worker down, loading or silent about its models takes nothing from the others' (P34)."""
+    fleet = Fleet(FleetSettings())
+    for number, (models, lifecycle) in enumerate(
+        [(("z", "a"), Lifecycle.READY), (("down",), Lifecycle.DOWN), (None, Lifecycle.READY), (("b", "a"), Lifecycle.READY)]
+    ):
+        fleet.apply(report(fleet.add(spec(number), 0.0), 1.0, lifecycle, models=models), 1.0)
+    named = fleet.add(EngineSpec("openai", "http://h:1", model="mine"), 0.0)
+    fleet.apply(report(named, 1.0, models=("theirs",)), 1.0)
+    assert fleet.models() == ("z", "a", "b", "mine")
+
+
+def test_prediction_means_follow_what_engines_report() -> None:
+    """Moving averages of predicted and actual hits and of the distance between them, a twentieth each time."""
+    worker = ready_fleet(1).workers[0]
+    worker.note_prediction(100.0, 60)
+    worker.note_prediction(0.0, 40)
+    assert worker.predicted_tokens_mean == pytest.approx(100 * 0.05 * 0.95)
+    assert worker.actual_tokens_mean == pytest.approx(60 * 0.05 * 0.95 + 40 * 0.05)
+    assert worker.error_tokens_mean == pytest.approx(40 * 0.05 * 0.95 + 40 * 0.05)
