@@ -178,7 +178,7 @@ class Placement:
 
     def rates(self, worker: Worker, now_s: float) -> tuple[float, float]:
         """(requests per second, share of time spent on prefill) lately sent to the worker by this router."""
-        per_s = self.load.per_s(self.load.weight(now_s))
+        per_s = self.load.per_s(self._weight(max(now_s, self._now_s)))
         return worker.load.arrivals * per_s, worker.load.busy_s * per_s
 
     def prefill_tokens_per_s(self, worker: Worker) -> float:
@@ -358,10 +358,9 @@ class Placement:
 
     def _grow(self, worker: Worker, surplus_blocks: int) -> None:
         """Blocks that the model had evicted were still there."""
-        if worker.spec.capacity_tokens is None:
-            capacity = self.index.capacity_of(worker.slot)
-            more = min(surplus_blocks, max(1, capacity // SHRINK_LIMIT))
-            self._set_capacity(worker, min(self._ceilings[worker.slot], capacity + more))
+        capacity = self.index.capacity_of(worker.slot)
+        more = min(surplus_blocks, max(1, capacity // SHRINK_LIMIT))
+        self._set_capacity(worker, min(self._ceilings[worker.slot], capacity + more))
 
     def _set_capacity(self, worker: Worker, blocks: int) -> None:
         self.index.set_capacity(worker.slot, blocks)

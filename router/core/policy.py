@@ -16,6 +16,7 @@ MATCHED: Final = 1  # places in Priced
 PREFILL_S: Final = 2
 COST_S: Final = 5
 EXACT_SUM = 64  # pools up to this size have their requests in flight counted, larger ones take the fleet's
+HOME_TIE = 0.1  # of the prompt's own prefill: how much cheaper the second home must be than the first
 HOME_MARGIN = 0.25  # of the prompt's own prefill: how much cheaper a stranger must be than a home on the ring
 
 
@@ -108,12 +109,15 @@ class Warm:
 
     def _unseen(self, q: Question, fleet: FleetView, best: int) -> tuple[int, str]:
         q.homes = q.homes or ring_homes(q, fleet)
-        homes = [i for i, worker in enumerate(q.candidates) if worker in q.homes]
-        if not homes:
+        if not q.homes:
             return best, "least_cost"
-        first = q.candidates.index(q.homes[0])
-        home = min(homes, key=lambda i: (q.costs[i], i != first))
-        if q.costs[home] - q.costs[best] > HOME_MARGIN * q.priced[home][PREFILL_S]:
+        home, costs = q.candidates.index(q.homes[0]), q.costs
+        for worker in q.homes[1:]:
+            other = q.candidates.index(worker)
+            # Not on any difference: small errors of learned speeds would send all new prompts to the same few workers.
+            if costs[home] - costs[other] > HOME_TIE * q.priced[home][PREFILL_S]:
+                home = other
+        if costs[home] - costs[best] > HOME_MARGIN * q.priced[home][PREFILL_S]:
             return best, "least_cost"
         return home, "ring_home"
 

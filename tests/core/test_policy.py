@@ -84,7 +84,7 @@ def test_warm(
 
 
 def test_warm_sends_the_unseen_to_a_home_unless_a_stranger_is_much_cheaper() -> None:
-    """The cheaper of two homes wins up to a quarter of the prompt's own prefill; ties go to the first home."""
+    """The second home has to be a tenth of the prefill cheaper than the first, a stranger a quarter cheaper than that."""
     _, view, pool = world(4)
     first, second = [pool.workers.index(worker) for worker in ring_homes(question(pool), view)]
     stranger = next(i for i in range(4) if i not in (first, second))
@@ -92,7 +92,9 @@ def test_warm_sends_the_unseen_to_a_home_unless_a_stranger_is_much_cheaper() -> 
     q = question(pool, costs=costs)
     assert ask("warm", q, view) == (first, "ring_home")
     assert [worker.slot for worker in q.homes] == [first, second]
-    costs[first] = 1.1
+    costs[first] = 1.09
+    assert ask("warm", question(pool, costs=costs), view) == (first, "ring_home")
+    costs[first] = 1.11
     assert ask("warm", question(pool, costs=costs), view) == (second, "ring_home")
     costs[stranger] = 0.76
     assert ask("warm", question(pool, costs=costs), view) == (second, "ring_home")
