@@ -20,7 +20,6 @@ from router.core.fleet import Fleet
 from router.core.placement import Placement
 from router.core.stats import Stats
 from router.core.types import Lifecycle, WorkerId, WorkerReport
-from router.errors import SettingsError
 from router.log import AccessLog, setup_logging
 from router.overview import Overview
 from router.proxy.listener import Listener
@@ -32,6 +31,8 @@ from router.tokens.keyer import Keyer
 log = logging.getLogger("warmline")
 BACKLOG = 4096  # connections the kernel holds before they are accepted
 DRAIN_POLL_S = 0.05
+YOUNG_OBJECTS = 20_000  # allocations between two collections of the youngest, 1 ms each
+FREEZE_S = 5.0
 
 
 class Router:
@@ -106,7 +107,7 @@ class Router:
                 for spec in settings.engines:
                     self.add_worker(spec)
                 gc.collect()
-                gc.freeze()  # start-up objects live on: full collections need not walk them
+                keeper = self._group.create_task(keep_collections_short())
                 await server.start_serving()
                 port = server.sockets[0].getsockname()[1]
                 if started is not None:
@@ -114,6 +115,7 @@ class Router:
                 await self._stop.wait()
                 await self._drain(server)
                 sweeper.cancel()
+                keeper.cancel()
                 for task in self._watches.values():
                     task.cancel()
                 self.plane.pool.close()
@@ -151,7 +153,10 @@ class Router:
 
 
 def run(settings: Settings) -> int:
-    """Run a router until SIGTERM or SIGINT; the exit status. Raises SettingsError for a tokenizer or port of no use."""
+    """Run a router until SIGTERM or SIGINT; the exit status.
+
+    Raises SettingsError for a tokenizer and OSError for a port that cannot be used.
+    """
     stats = Stats()
     book = TokenizerBook(settings.tokens)
     raise_file_limit()
@@ -177,10 +182,20 @@ async def _main(settings: Settings, stats: Stats, book: TokenizerBook, access_lo
     def started(port: int, admin_port: int) -> None:
         log.info("listening on http://%s:%d, admin on http://%s:%d", host, port, host, admin_port)
 
-    try:
-        await router.serve(started)
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {host}: {error}") from error
+    await router.serve(started)
+
+
+async def keep_collections_short() -> None:
+    """Let the cycle collector look at young objects only, so that no pause grows with the index (user-pain P39).
+
+    A full collection walks every object: with a million index nodes that stops the event loop for 100 ms and more.
+    Objects that outlived a few requests are moved out of its sight; they are freed by their reference counts, and
+    cycles die young or not at all. Collecting every 700 allocations, Python's default, costs a tenth of a request.
+    """
+    gc.set_threshold(YOUNG_OBJECTS, 10, 1_000_000)
+    while True:
+        gc.freeze()
+        await asyncio.sleep(FREEZE_S)
 
 
 def raise_file_limit() -> None:

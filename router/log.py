@@ -17,6 +17,7 @@ from router.line_writer import LineWriter
 from router.settings import LogSettings
 
 ACCESS_DELAY_S = 0.1  # lines of this long go out in one write
+UNSAFE = frozenset(' "=\\')
 MAX_TEXT = 256  # longest client-chosen text kept in a line
 
 
@@ -132,30 +133,26 @@ def access_fields(entry: AccessEntry) -> dict[str, object]:
 
 
 def access_text(entry: AccessEntry) -> bytes:
-    """`key=value …`; what is unknown is left out. Spelled out because it is CPU of every request: 3 µs, a loop takes 8."""
-    words = [
-        f"time={time_text(entry.at_s)} id={quoted(entry.request_id)} method={quoted_again(entry.method)} "
-        f"path={quoted_again(entry.path.partition('?')[0])}"
-    ]
+    """`key=value …`; what is unknown is left out."""
+    words = [f"time={time_text(entry.at_s)} id={quoted(entry.request_id)} method={quoted(entry.method)}"]
+    words.append(f"path={quoted(entry.path.partition('?')[0])}")
     if entry.status is not None:
         words.append(f"status={entry.status}")
-    words.append(f"outcome={quoted_again(entry.outcome)}")
-    for name, text in (("model", entry.model), ("worker", entry.worker), ("policy", entry.policy), ("choice", entry.choice)):
-        if text is not None:
-            words.append(f"{name}={quoted_again(text)}")
-    if entry.keys is not None:
-        words.append(f"keys={entry.keys}")
-    if entry.prompt_tokens is not None:
-        words.append(f"prompt_tokens={entry.prompt_tokens}")
-    if entry.predicted_cached_tokens is not None:
-        words.append(f"predicted_cached={entry.predicted_cached_tokens}")
+    words.append(f"outcome={entry.outcome}")
+    if entry.model is not None:
+        words.append(f"model={quoted(entry.model)}")
+    if entry.worker is not None:
+        words.append(
+            f"worker={entry.worker} policy={entry.policy} choice={entry.choice} keys={entry.keys}"
+            f" prompt_tokens={entry.prompt_tokens} predicted_cached={entry.predicted_cached_tokens}"
+        )
     if entry.actual_cached_tokens is not None:
         words.append(f"actual_cached={entry.actual_cached_tokens}")
     if entry.ttft_s is not None:
         words.append(f"ttft_ms={entry.ttft_s * 1000:.2f}")
     words.append(
-        f"duration_ms={entry.duration_s * 1000:.2f} bytes_in={entry.request_bytes} bytes_out={entry.response_bytes} "
-        f"client={quoted(entry.client)} retries={entry.retries}\n"
+        f"duration_ms={entry.duration_s * 1000:.2f} bytes_in={entry.request_bytes} bytes_out={entry.response_bytes}"
+        f" client={entry.client} retries={entry.retries}\n"
     )
     return " ".join(words).encode()
 

@@ -22,17 +22,15 @@ from router.proxy.relay import Relay
 from router.proxy.request import IncomingRequest
 from router.proxy.routes import HEALTH, MODELS, OTHER, route_of
 from router.proxy.upstream import Endpoint, UpstreamConnection
+from router.proxy.worker_head import worker_head
 from router.tokens.keying import Keying
 from router.wire.http_head import (
     CONTINUE,
-    DROPPED_FROM_REQUEST,
     AnswerFacts,
     Header,
     clean_request_id,
     local_answer,
-    named_by_connection,
     origin_path,
-    request_head,
     response_head,
 )
 from router.wire.openai_error import error_body, error_event, model_body, models_list
@@ -42,7 +40,6 @@ if TYPE_CHECKING:
     from router.proxy.listener import ClientConnection
     from router.proxy.plane import DataPlane
 
-KEYED_TAIL_BYTES = 64 * 1024  # of a large body: clients that send `model` last
 CLIENT_GONE = "client_gone"
 OK = "ok"
 
@@ -148,23 +145,10 @@ class Exchange:
         request = self.request
         if request.method != b"POST":
             return ModelCall(Family.GENERIC, unkeyed_reason="path")  # the engine's to answer or refuse
-        body = request.body[0] if len(request.body) == 1 else self._leading_body()
+        body = request.leading_body(self._plane.settings.tokens.max_keyed_body_bytes)
         session = request.header(b"x-session-id")
         text = session.decode("latin-1") if session else None
         return read_call(self._path, body, text, self._plane.settings.tokens)
-
-    def _leading_body(self) -> bytes:
-        """The whole body, or as much of a large one as keys are made from: joining 20 MB would stall everyone for 5 ms."""
-        limit = self._plane.settings.tokens.max_keyed_body_bytes
-        if self._body_in <= limit:
-            return b"".join(self.request.body)
-        leading, size = [], 0
-        for piece in self.request.body:
-            leading.append(piece)
-            size += len(piece)
-            if size > limit:
-                break
-        return b"".join((*leading, self.request.body[-1][-KEYED_TAIL_BYTES:]))
 
     def _keys_ready(self, _: "asyncio.Future[None]") -> None:
         if self._key_timer is not None:
@@ -222,27 +206,7 @@ class Exchange:
         request, endpoint = self.request, self._endpoint
         assert endpoint is not None
         self._connection = connection
-        dropped: frozenset[bytes] | set[bytes] = DROPPED_FROM_REQUEST
-        added: list[Header] = []
-        named = request.header(b"connection")
-        if named is not None and named.lower() not in (b"keep-alive", b"close"):
-            dropped = dropped | named_by_connection(named)
-        if endpoint.authorization is not None:
-            dropped = dropped | {b"authorization", b"x-api-key"}
-            added.append((b"Authorization", endpoint.authorization))
-        given = request.header(b"x-request-id")
-        if given is None or given != self.request_id.encode("ascii"):
-            dropped = dropped | {b"x-request-id"}
-            added.append((b"X-Request-Id", self.request_id.encode("ascii")))
-        head = request_head(
-            request.method,
-            endpoint.prefix + self._target,
-            request.headers,
-            host=endpoint.authority,
-            body_bytes=self._body_in if request.framed else None,
-            dropped=dropped,
-            added=added,
-        )
+        head = worker_head(request, self._target, self.request_id, endpoint)
         self._sent = True
         connection.send(self, head, request.body)
         keying = self._keying

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from router.errors import BadFraming, BodyTooLarge, HeadTooLarge, RouterError, VersionNotSupported
 from router.wire.http_head import Header
 
+KEYED_TAIL_BYTES = 64 * 1024
 LowerHeader = tuple[bytes, bytes, bytes]  # lower-case name, name, value
 
 
@@ -48,6 +49,25 @@ class IncomingRequest:
             if lower == lower_name:
                 return value
         return None
+
+    def leading_body(self, limit: int) -> bytes:
+        """The whole body; of one above `limit` bytes only its first and last ones, in more than `limit` bytes.
+
+        Joining a body of 20 MB would stall everyone for 5 ms; keys are made from its first bytes, and clients that send
+        `model` last put it into the last ones.
+        """
+        if len(self.body) == 1:
+            return self.body[0]
+        if self.body_bytes <= limit:
+            return b"".join(self.body)
+        leading: list[bytes] = []
+        size = 0
+        for piece in self.body:
+            leading.append(piece)
+            size += len(piece)
+            if size > limit:
+                break
+        return b"".join((*leading, self.body[-1][-KEYED_TAIL_BYTES:]))
 
 
 def check_head(request: IncomingRequest, version: str, max_header_bytes: int, max_body_bytes: int) -> RouterError | None:

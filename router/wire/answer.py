@@ -12,12 +12,8 @@ FIRST_TOKEN = re.compile(
     rb'|"type":\s*"(?:content_block_delta|response\.output_text\.delta)"'
 )
 TAIL_BYTES = 16 * 1024  # usage and timings stand at the end of an answer
-
-# A count as a JSON member; a quote escaped by a backslash is text of the answer, not a member.
-_COUNT = re.compile(
-    rb'(?<!\\)"(prompt_tokens|completion_tokens|cached_tokens|input_tokens|output_tokens|cache_read_input_tokens'
-    rb'|cache_n|prompt_n|predicted_n)":\s*(\d{1,12})'
-)
+BACKSLASH = ord("\\")
+MAX_COUNT_BYTES = 24  # colon, spaces, digits, delimiter
 
 
 def whole_events(data: bytes) -> int:
@@ -41,26 +37,38 @@ def read_usage(tail: bytes) -> Usage | None:
 
     OpenAI `usage`, Anthropic `usage` (whose input_tokens leave cached ones out), llama.cpp `timings`.
     """
-    counts = _counts(tail)
-    prompt, completion, cached = counts.get(b"prompt_tokens"), counts.get(b"completion_tokens"), counts.get(b"cached_tokens")
-    if prompt is None and b"input_tokens" in counts:
-        read = counts.get(b"cache_read_input_tokens")
-        cached = cached if read is None else read
-        prompt, completion = counts[b"input_tokens"] + (read or 0), counts.get(b"output_tokens")
-    if b"cache_n" in counts and cached is None:
-        cached = counts[b"cache_n"]
-        if prompt is None and b"prompt_n" in counts:
-            prompt, completion = cached + counts[b"prompt_n"], counts.get(b"predicted_n")
+    start = max(tail.rfind(b'"usage"'), 0)
+    if start and (timings := tail.rfind(b'"timings"', 0, start)) >= 0:
+        start = timings
+    prompt, cached = count(tail, b'"prompt_tokens"', start), count(tail, b'"cached_tokens"', start)
+    completion = count(tail, b'"completion_tokens"', start)
+    if prompt is None:
+        prompt, read = count(tail, b'"input_tokens"', start), count(tail, b'"cache_read_input_tokens"', start)
+        if prompt is not None:
+            cached = cached if read is None else read
+            prompt, completion = prompt + (read or 0), count(tail, b'"output_tokens"', start)
+    if cached is None:
+        cached = count(tail, b'"cache_n"', 0)
+        processed = count(tail, b'"prompt_n"', 0)
+        if prompt is None and cached is not None and processed is not None:
+            prompt, completion = cached + processed, count(tail, b'"predicted_n"', 0)
     if prompt is None and cached is None and completion is None:
         return None
     return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=completion)
 
 
-def _counts(tail: bytes) -> dict[bytes, int]:
-    """The last value of each count, looked for from the last `usage` on (3 us instead of 20 on a 16 KB tail)."""
-    start = max(tail.rfind(b'"usage"'), 0)
-    if tail.startswith(b'"usage":null', start) or tail.startswith(b'"usage": null', start):
-        start = 0
-    if start and (timings := tail.rfind(b'"timings"', 0, start)) >= 0:
-        start = timings
-    return {name: int(value) for name, value in _COUNT.findall(tail, start)}
+def count(data: bytes, name: bytes, start: int) -> int | None:
+    """The last value of a JSON member that is a plain count, from `start` on; None without one.
+
+    A quote escaped by a backslash is text of the answer, not a member. Searching by hand costs 1 us for all counts of an
+    answer; one regular expression for them cost 4.
+    """
+    at = data.rfind(name, start)
+    while at > 0 and data[at - 1] == BACKSLASH:
+        at = data.rfind(name, start, at)
+    if at < 0:
+        return None
+    at += len(name)
+    value = data[at : at + MAX_COUNT_BYTES].lstrip(b" :")
+    digits = value.partition(b",")[0].partition(b"}")[0].rstrip()
+    return int(digits) if digits.isdigit() else None

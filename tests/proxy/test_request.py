@@ -53,3 +53,16 @@ def test_expect_continue(value: bytes, version: str, expected: bool) -> None:
     assert check_head(request, version, 1000, 10) is None
     assert request.expects_continue is expected
     assert request.header(b"expect") == value and request.header(b"none") is None
+
+
+def test_leading_body() -> None:
+    """Small bodies are joined whole, of large ones the first bytes above the limit and the last ones are."""
+    request = IncomingRequest(0.0)
+    assert request.leading_body(10) == b""
+    for piece in (b"abc", b"defg", b"hij", b"klm"):
+        request.body.append(piece)
+        request.body_bytes += len(piece)
+    assert request.leading_body(100) == b"abcdefghijklm"
+    assert request.leading_body(6) == b"abcdefgklm"
+    request.body = [b"x" * 50]
+    assert request.leading_body(6) == b"x" * 50
