@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from loadtest.bench import decision_rows, index_rows, scale_rows
 from loadtest.bench.contenders import NGINX, PEERS, WARMLINE, WARMLINE_TOKENS
 from loadtest.bench.cpu_rows import CPU
 from loadtest.bench.latency_rows import ADDED, UNSEEN_OTHERS, UNSEEN_SELF
@@ -24,6 +25,15 @@ def cpu_checks(results: Results) -> Iterable[Check]:
 
 LIMITS = (
     # row, what, contender, limit, at least
+    *(
+        ("decision", decision_rows.WARM.format(size=size.name, keys=keys), "", limit_ms, False)
+        for size, limit_ms in zip(decision_rows.SIZES, (0.25, 3.0), strict=True)
+        for keys in (decision_rows.TEXT_KEYS, decision_rows.TOKEN_KEYS)
+    ),
+    ("index", index_rows.BYTES, "", 100.0, False),
+    ("index", index_rows.LOOKUP, "", 0.3, False),
+    ("index", index_rows.INTAKE, "", 200_000.0, True),
+    ("scale", scale_rows.RATIO, "", 2.0, False),
     ("first-byte", f"{ADDED} p50", WARMLINE, 0.3, False),
     ("first-byte", f"{ADDED} p99", WARMLINE, 1.0, False),
     ("unseen", UNSEEN_SELF, WARMLINE, 3.0, False),
@@ -37,7 +47,7 @@ def limit_checks(results: Results) -> Iterable[Check]:
     for row, what, contender, limit, at_least in LIMITS:
         figure = results.find(row, what, contender)
         if figure is not None:
-            yield Check(row, f"{what}: {contender}", figure.value, limit, figure.unit, at_least)
+            yield Check(row, f"{what}: {contender}" if contender else what, figure.value, limit, figure.unit, at_least)
 
 
 def judge(results: Results) -> None:

@@ -14,7 +14,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadtest.bench import budgets, cpu_rows, latency_rows, report, results
+from loadtest.bench import budgets, cpu_rows, inprocess, latency_rows, report, results
 from loadtest.bench.bodies import KINDS, bodies
 from loadtest.bench.contenders import (
     CONTENDERS,
@@ -35,6 +35,7 @@ ENGINES = 4
 READY_S = 30.0
 LATENCY_CONTENDERS = (NGINX, WARMLINE, WARMLINE_TOKENS)
 HTTP_ROWS = (*(row.name for row in cpu_rows.ROWS), "first-byte", "unseen")
+ALL_ROWS = (*HTTP_ROWS, *inprocess.ROWS)
 
 
 @dataclass(frozen=True)
@@ -132,10 +133,21 @@ def run_http_rows(plan: Plan, console: Console, found: Results) -> dict[str, str
         return {server.name: server.launch.version for server in servers}
 
 
+def run_inprocess_rows(plan: Plan, console: Console, found: Results) -> None:
+    """Rows 5, 7 and 8, one after the other; nothing else runs."""
+    for row in inprocess.ROWS:
+        if row in plan.rows:
+            with console.status(f"in-process row: {row}"):
+                try:
+                    found.figures += inprocess.measure_apart(row, smollm2_gguf(), quick=plan.quick)
+                except inprocess.RowFailed as error:
+                    found.absent[row] = str(error)
+
+
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer rounds and requests")
-    parser.add_argument("--only", action="append", metavar="ROW", choices=HTTP_ROWS, help=f"one of {', '.join(HTTP_ROWS)}")
+    parser.add_argument("--only", action="append", metavar="ROW", choices=ALL_ROWS, help=f"one of {', '.join(ALL_ROWS)}")
     parser.add_argument("--contender", action="append", choices=list(CONTENDERS), help="measure only these; repeatable")
     parser.add_argument("--out", type=Path, default=Path("loadtest/results"), metavar="DIR", help="folder of the JSON file")
     parser.add_argument("--no-install", action="store_true", help="do not install peers that are missing")
@@ -147,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     console = report.make_console()
     found = Results()
-    plan = Plan(tuple(arguments.only or HTTP_ROWS), tuple(arguments.contender or CONTENDERS), arguments.quick)
+    plan = Plan(tuple(arguments.only or ALL_ROWS), tuple(arguments.contender or CONTENDERS), arguments.quick)
     if not arguments.no_install:
         console.print("peers: installing those that are missing (once)", style="dim")
         install_peers(Path(tempfile.gettempdir()) / "warmline-bench-install.log")
@@ -156,8 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         found.warnings.append(warning)
         console.print(f"[yellow]warning:[/] {warning}")
     facts = run_facts({})
-    versions = run_http_rows(plan, console, found)
-    facts["versions"] |= versions
+    if set(plan.rows) & set(HTTP_ROWS):
+        facts["versions"] |= run_http_rows(plan, console, found)
+    run_inprocess_rows(plan, console, found)
     budgets.judge(found)
     report.show(found, facts, console)
     path = results.keep(found, facts, arguments.out)

@@ -27,6 +27,7 @@ class CpuRow:
     requests: int
     quick_requests: int
     concurrency: int = 16
+    pause_s: float = 0.0  # each connection's rest after an answer; 0 drives the contender as fast as it goes
     repeat: bool = False
 
     def bodies(self, round_number: int, *, quick: bool) -> list[bytes]:
@@ -36,6 +37,7 @@ class CpuRow:
 
 ROWS = (
     CpuRow("chat2k", "2 KB chat", KINDS["chat2k"], requests=4000, quick_requests=1500),
+    CpuRow("paced2k", "2 KB chat, about 1,400/s", KINDS["chat2k"], requests=1000, quick_requests=500, pause_s=0.01),
     CpuRow("repeat2k", "2 KB chat, repeated prompts", KINDS["chat2k"], requests=2000, quick_requests=800, repeat=True),
     CpuRow("chat100k", "100 KB chat", KINDS["chat100k"], requests=400, quick_requests=150),
     CpuRow("stream64", "64-event stream", KINDS["stream64"], requests=240, quick_requests=96),
@@ -58,13 +60,19 @@ def foreign_share(before: tuple[float, float], after: tuple[float, float], wall_
     return max(0.0, machine_s - ours_s) / wall_s if wall_s else 0.0
 
 
+async def send(server: Running, row: CpuRow, requests: Sequence[bytes]) -> LoadResult:
+    return await run_load(
+        HOST, server.port, requests, concurrency=row.concurrency, is_stream=row.kind.stream, pause_s=row.pause_s
+    )
+
+
 async def measure(server: Running, row: CpuRow, made: Sequence[bytes]) -> Round:
     """One load run; CPU is read right before the first request and right after the last answer."""
     requests = [request_bytes(f"{HOST}:{server.port}", body) for body in made]
     gc.collect()
     ours, machine = cpu_seconds(os.getpid()), busy_cpu_s()
     before_s = cpu_seconds(server.pid)
-    result: LoadResult = await run_load(HOST, server.port, requests, concurrency=row.concurrency, is_stream=row.kind.stream)
+    result = await send(server, row, requests)
     used_s = cpu_seconds(server.pid) - before_s
     foreign = foreign_share((machine, ours), (busy_cpu_s(), cpu_seconds(os.getpid())), result.wall_s)
     if row.kind.stream and set(result.events) != {64}:
@@ -79,8 +87,7 @@ async def measure(server: Running, row: CpuRow, made: Sequence[bytes]) -> Round:
 
 async def warm_up(server: Running, row: CpuRow, made: Sequence[bytes]) -> None:
     """Connections, caches and allocators settle: not counted."""
-    requests = [request_bytes(f"{HOST}:{server.port}", body) for body in made]
-    await run_load(HOST, server.port, requests, concurrency=row.concurrency, is_stream=row.kind.stream)
+    await send(server, row, [request_bytes(f"{HOST}:{server.port}", body) for body in made])
 
 
 async def run_row(

@@ -18,7 +18,7 @@ UNSEEN_SELF = "own delay before dispatch"
 UNSEEN_OTHERS = "delay of small requests beside it"
 BATCH = 50
 BATCH_WARM_UP = 5  # requests of each batch left out: its connection is new
-UNSEEN_BYTES = 440_000  # about 100,000 tokens of English
+UNSEEN_BYTES = 480_000  # about 100,000 tokens of English
 WATCH_S = 0.7  # small requests are watched this long after a long prompt: its tail is tokenised meanwhile
 PAUSE_S = 0.001
 
