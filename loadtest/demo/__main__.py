@@ -25,7 +25,7 @@ from loadtest.demo.screen import LiveFigures, figures_table, next_steps, progres
 from loadtest.demo.stage import ENGINE_LETTERS, MODEL, SLOT_CONTEXT_TOKENS, SLOTS, Stage, open_stage
 
 POLICIES = ("round-robin", "warm")
-SEED = 1
+SEED = 7  # round robin caches about as much here as on average over seeds
 CONCURRENCY = 2
 ALIVE_INTERVAL_S = 0.5
 

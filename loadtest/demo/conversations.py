@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from loadtest.demo.assistants import ASSISTANTS, Assistant
 
 Message = dict[str, str]
+GAP = 2  # turns of others between two of one conversation: its user reads and types
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def conversations(assistants: Sequence[Assistant] = ASSISTANTS) -> dict[str, Con
 
 
 def interleave(talks: dict[str, Conversation], rng: random.Random) -> list[Step]:
-    """All turns in random order, each conversation's own in sequence and never twice in a row while others have turns left.
+    """All turns in random order: a conversation speaks again after GAP others, as long as that many have turns left.
 
     A fixed order (1, 2, 3, 1, 2, 3, …) would not do: with a count that divides by the number of engines it makes
     round robin look sticky.
@@ -58,8 +59,8 @@ def interleave(talks: dict[str, Conversation], rng: random.Random) -> list[Step]
     left = {name: len(talk.questions) for name, talk in talks.items()}
     steps: list[Step] = []
     while left:
-        last = steps[-1].conversation if steps else None
-        names = [name for name in left if name != last] or list(left)
+        latest = [step.conversation for step in steps[-GAP:]]
+        names = [name for name in left if name not in latest] or [next(name for name in latest if name in left)]
         name = rng.choices(names, weights=[left[name] for name in names])[0]
         steps.append(Step(name, len(talks[name].questions) - left[name]))
         left[name] -= 1

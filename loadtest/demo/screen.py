@@ -79,7 +79,7 @@ def ratio(new: float, old: float) -> str:
 
 def routes_table(runs: Sequence[Figures]) -> Table:
     """Where each conversation went: one letter per turn, one column per policy."""
-    table = Table(title="Where each conversation went, turn by turn", title_justify="left", title_style="bold")
+    table = Table(title="Engine of each turn", title_justify="left", title_style="bold")
     table.add_column("conversation")
     for run in runs:
         table.add_column(run.policy)

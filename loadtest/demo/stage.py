@@ -15,7 +15,7 @@ from loadtest.demo.router_process import LocalRouter, start_router
 
 MODEL = "smollm2-135m"
 ENGINE_LETTERS = ("A", "B")
-SLOTS = 3  # fewer than there are assistants: one engine cannot keep every prompt warm
+SLOTS = 4  # llama.cpp's usual number, and fewer than there are assistants: one engine cannot keep all of them warm
 SLOT_CONTEXT_TOKENS = 1024
 READY_DEADLINE_S = 30.0
 DECISION_DEADLINE_S = 2.0

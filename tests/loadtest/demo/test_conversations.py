@@ -1,12 +1,11 @@
 """loadtest.demo.conversations: what is asked and in which order."""
 
-import itertools
 import random
 
 import pytest
 
 from loadtest.demo.assistants import Assistant
-from loadtest.demo.conversations import Step, conversations, interleave, next_ready
+from loadtest.demo.conversations import GAP, Step, conversations, interleave, next_ready
 
 TWO = (
     Assistant("shop", "You sell.", (("a?", "b?"), ("c?", "d?"))),
@@ -39,12 +38,14 @@ def test_interleave_holds_every_turn_once_and_in_order(seed: int) -> None:
     assert steps == interleave(conversations(), random.Random(seed))
 
 
-def test_interleave_changes_speaker_while_it_can() -> None:
-    """The same conversation speaks twice in a row only when no other has turns left."""
-    steps = interleave(conversations(), random.Random(3))
-    for position, (one, other) in enumerate(itertools.pairwise(steps)):
-        if one.conversation == other.conversation:
-            assert {step.conversation for step in steps[position:]} == {one.conversation}
+@pytest.mark.parametrize("seed", range(20))
+def test_interleave_leaves_time_to_type(seed: int) -> None:
+    """Two others speak between two turns of a conversation, while there are two others with turns left."""
+    steps = interleave(conversations(), random.Random(seed))
+    for position in range(len(steps) - GAP):
+        window = steps[position : position + GAP + 1]
+        if len({step.conversation for step in steps[position:]}) > GAP:
+            assert len({step.conversation for step in window}) == len(window), position
 
 
 def test_interleave_is_no_rotation() -> None:
