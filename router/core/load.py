@@ -26,6 +26,7 @@ class Lease:
         "inserted_s",
         "life",
         "matched_blocks",
+        "prefill_s",
         "prompt",
         "released",
         "sent_s",
@@ -44,6 +45,7 @@ class Lease:
         self.matched_blocks = 0
         self.coldest_s = math.inf  # when the coldest of the matched blocks was last used before this request
         self.confirmed = True  # False: the matched blocks may still have been being computed
+        self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
         self.stream = True  # its first byte tells when its prefill was done
         self.released = False

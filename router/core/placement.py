@@ -23,7 +23,8 @@ from router.settings import CacheSettings, RoutingSettings
 MAX_POOLS = 256
 ENDED = -1  # life of a lease whose results count no more
 SLACK_SHARE = 0.1  # predicted and actual hits are the same within this and one block
-SHRINK_LIMIT = 16  # a worker's capacity is never thought to be under one part in this many of what it should be
+CAPACITY_SPREAD = 16  # corrections keep a worker's capacity within this factor of what it or the settings say
+GROWTH_SHARE = 8  # a proof that it is too small lets it grow by one part in this many at most
 NO_LEVELS: Sequence[Level] = ()
 
 __all__ = ["Lease", "Placement"]
@@ -47,7 +48,7 @@ class Placement:
         self._view = FleetView(fleet.slots, self.load, routing.ring_load_factor, rng)
         self._pools: dict[int, Pool] = {}  # by id() of the tuple, which the pool keeps alive
         self._pools_epoch = -1
-        self._ceilings: dict[int, int] = {}  # slot → blocks that the worker's cache should have
+        self._nominal: dict[int, int] = {}  # slot → blocks that the worker's cache should have
         self._now_s = 0.0  # the latest seen
         fleet.watch(self)
 
@@ -105,8 +106,8 @@ class Placement:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
         took_s = lease.worker.load.first_token(lease, now_s)
-        if took_s is not None and lease.stream and lease.life == lease.worker.life:
-            self.speed.observe(lease.worker.speed, lease.uncached_tokens, took_s)
+        if lease.stream:
+            lease.prefill_s = took_s
 
     def extend(self, lease: Lease, prompt: PromptKeys) -> None:
         """The whole chain of a prompt that was chosen for with a leading part of it; its end may have come already."""
@@ -125,21 +126,20 @@ class Placement:
         if status is not None and status >= 400:
             self._undo(lease)
             return
-        stats, decision = self._stats, lease.decision
-        stats.predicted_cached_tokens += decision.predicted_cached_tokens
+        decision = lease.decision
+        prompt_tokens, cached_tokens = decision.prompt_tokens, None
         if usage is None:
-            stats.usage_unknown += 1
-            stats.prompt_tokens += decision.prompt_tokens
-            return
-        prompt_tokens = decision.prompt_tokens if usage.prompt_tokens is None else usage.prompt_tokens
-        stats.prompt_tokens += prompt_tokens
-        stats.completion_tokens += usage.completion_tokens or 0
-        if usage.cached_tokens is None:
-            return
-        decision.actual_cached_tokens = usage.cached_tokens
-        stats.actual_cached_tokens += usage.cached_tokens
-        stats.actual_known_prompt_tokens += prompt_tokens
-        self._learn(lease, usage.cached_tokens, usage.prompt_tokens)
+            self._stats.usage_unknown += 1
+        else:
+            prompt_tokens = usage.prompt_tokens or prompt_tokens
+            decision.actual_cached_tokens = cached_tokens = usage.cached_tokens
+            self._stats.completion_tokens += usage.completion_tokens or 0
+        self._count(decision, prompt_tokens)
+        uncached = lease.uncached_tokens if cached_tokens is None else prompt_tokens - cached_tokens
+        if lease.prefill_s is not None and lease.life == lease.worker.life:
+            self.speed.observe(lease.worker.speed, uncached, lease.prefill_s)
+        if usage is not None and cached_tokens is not None:
+            self._learn(lease, cached_tokens, usage.prompt_tokens)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -194,26 +194,27 @@ class Placement:
 
     def joined(self, worker: Worker) -> None:
         self._ring.add(worker.slot, worker.id, worker.weight)
-        self._ceilings[worker.slot] = self._ceiling(worker)
-        self.index.add_worker(worker.slot, self._ceilings[worker.slot])
+        self._nominal[worker.slot] = self._nominal_blocks(worker)
+        self.index.add_worker(worker.slot, self._nominal[worker.slot])
+        self.index.watch_evicted(worker.slot, worker.spec.capacity_tokens is None)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
         self.index.remove_worker(worker.slot)
-        del self._ceilings[worker.slot]
+        del self._nominal[worker.slot]
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
         self.index.forget(worker.slot)
-        self._set_capacity(worker, self._ceilings[worker.slot])
+        self.index.set_capacity(worker.slot, self._nominal[worker.slot])
 
     def retold(self, worker: Worker) -> None:
         if worker.truth is Truth.NONE:
             self.index.forget(worker.slot)
-        ceiling = self._ceiling(worker)
-        if ceiling != self._ceilings[worker.slot]:
-            self._ceilings[worker.slot] = ceiling
-            self._set_capacity(worker, ceiling)
+        nominal = self._nominal_blocks(worker)
+        if nominal != self._nominal[worker.slot]:
+            self._nominal[worker.slot] = nominal
+            self.index.set_capacity(worker.slot, nominal)
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
@@ -317,6 +318,14 @@ class Placement:
         lease.decision.duration_s = now_s - lease.sent_s
         return True
 
+    def _count(self, decision: Decision, prompt_tokens: int) -> None:
+        stats = self._stats
+        stats.prompt_tokens += prompt_tokens
+        stats.predicted_cached_tokens += decision.predicted_cached_tokens
+        if decision.actual_cached_tokens is not None:
+            stats.actual_cached_tokens += decision.actual_cached_tokens
+            stats.actual_known_prompt_tokens += prompt_tokens
+
     def _undo(self, lease: Lease) -> None:
         if lease.inserted_s is not None and lease.life == lease.worker.life:
             self.index.drop(lease.worker.slot, lease.prompt.keys, lease.matched_blocks, lease.inserted_s)
@@ -353,18 +362,14 @@ class Placement:
         if worker.spec.capacity_tokens is not None:
             return
         capacity = self.index.capacity_of(worker.slot)
-        left = max(self.index.blocks_of(worker.slot), self._ceilings[worker.slot] // SHRINK_LIMIT)
-        self._set_capacity(worker, capacity - max(0, capacity - left) // 2)
+        left = max(self.index.blocks_of(worker.slot), self._nominal[worker.slot] // CAPACITY_SPREAD)
+        self.index.set_capacity(worker.slot, capacity - max(0, capacity - left) // 2)
 
     def _grow(self, worker: Worker, surplus_blocks: int) -> None:
-        """Blocks that the model had evicted were still there."""
+        """Blocks that the model had evicted were still there (a host tier, say). Never where the operator gave the size."""
         capacity = self.index.capacity_of(worker.slot)
-        more = min(surplus_blocks, max(1, capacity // SHRINK_LIMIT))
-        self._set_capacity(worker, min(self._ceilings[worker.slot], capacity + more))
+        more = min(surplus_blocks, max(1, capacity // GROWTH_SHARE))
+        self.index.set_capacity(worker.slot, min(self._nominal[worker.slot] * CAPACITY_SPREAD, capacity + more))
 
-    def _set_capacity(self, worker: Worker, blocks: int) -> None:
-        self.index.set_capacity(worker.slot, blocks)
-        self.index.watch_evicted(worker.slot, blocks < self._ceilings[worker.slot])
-
-    def _ceiling(self, worker: Worker) -> int:
+    def _nominal_blocks(self, worker: Worker) -> int:
         return max(1, (worker.capacity_tokens or self._default_capacity_tokens) // BLOCK_TOKENS)
