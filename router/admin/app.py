@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from router.admin.exposition import CONTENT_TYPE, pieces
-from router.admin.figures import Bound, IndexFigures, WorkerFigures
+from router.admin.figures import Bound, IndexFigures, WorkerFigures, decision_row
 from router.admin.metrics import RouterCollector
 from router.admin.replies import DecisionNotFound, WorkerExists, WorkerNotFound, json_reply, with_request_id
 from router.core.stats import Stats
@@ -140,14 +140,14 @@ class AdminRoutes:
 
     async def list_decisions(self, request: web.Request) -> web.StreamResponse:
         limit = read_limit(request.query.get("limit"))
-        return json_reply({"decisions": self._view.latest_decisions(limit)})
+        return json_reply({"decisions": [decision_row(one) for one in self._view.latest_decisions(limit)]})
 
     async def show_decision(self, request: web.Request) -> web.StreamResponse:
         request_id = request.match_info["id"]
         decision = self._view.decision(request_id)
         if decision is None:
             raise DecisionNotFound(f"No decision for request {request_id}; only the latest are kept (decision_log_size)")
-        return json_reply(decision)
+        return json_reply(decision_row(decision))
 
     def _worker(self, request: web.Request) -> WorkerFigures:
         """Ids are HOST:PORT[/PREFIX], percent-encoded or not."""

@@ -1,8 +1,12 @@
-"""The numbers of one worker and of each bound, as the admin port shows them: JSON rows and metric samples read the same."""
+"""The numbers of a worker, a bound, the index and a decision as the admin port shows them; rows and metrics read the same."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from router.core.types import Lifecycle, Truth
+from router.core.types import Decision, Lifecycle, Truth
+
+INTERNAL = frozenset(("priced", "homes", "hinted"))  # of a decision: what its candidates are made from
+SHOWN = tuple(f.name for f in fields(Decision) if f.name not in INTERNAL)
 
 
 @dataclass(slots=True)
@@ -52,3 +56,8 @@ class IndexFigures:
     blocks: int
     bytes: int
     evicted_blocks: int
+
+
+def decision_row(decision: Decision) -> dict[str, Any]:
+    """A decision with every candidate's numbers, as JSON shows it."""
+    return {name: getattr(decision, name) for name in SHOWN}

@@ -35,16 +35,25 @@ class RouterCollector(Collector):
         self._index = index
 
     def collect(self) -> Iterator[Metric]:
+        workers = self._workers()
+        forget_gone(self._stats, {worker.id for worker in workers})
         yield from labelled_counters(self._stats)
         yield from plain_counters(self._stats)
         yield from histograms(self._stats)
         yield from bound_gauges(self._bounds())
         yield from index_families(self._index())
-        yield from worker_families(self._workers())
+        yield from worker_families(workers)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing in advance: which families exist is known only when they are read."""
         return iter(())
+
+
+def forget_gone(stats: Stats, live: set[str]) -> None:
+    """A request that outlives its removed worker counts for it once more when it ends: such series go here."""
+    counted = {worker for worker, _ in stats.upstream_failures} | {worker for _, worker, _ in stats.requests if worker}
+    for worker in counted.union(stats.ttft_s, stats.upstream_connections, stats.upstream_reused) - live:
+        stats.forget_worker(worker)
 
 
 def labelled_counters(stats: Stats) -> Iterator[Metric]:
@@ -83,6 +92,7 @@ PLAIN_COUNTERS = (  # field of Stats, name without warmline_ and _total, help
     ("completion_tokens", "completion_tokens", "Generated tokens that engines reported"),
     ("usage_unknown", "usage_unknown", "Finished requests whose engine told no usage"),
     ("key_deadline_missed", "key_deadline_missed", "Requests sent with only the keys known at the deadline"),
+    ("tails_dropped", "tails_dropped", "Prompts not tokenised to their end after dispatch because too many waited"),
     ("connections_total", "connections", "Client connections accepted"),
     ("connections_refused", "connections_refused", "Client connections closed at the limit"),
     ("stale_connection_retries", "stale_connection_retries", "Requests sent again because a reused connection was dead"),

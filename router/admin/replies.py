@@ -52,8 +52,7 @@ async def with_request_id(request: web.Request, handler: Handler) -> web.StreamR
     request_id = given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
     request[REQUEST_ID] = request_id
     response = await guarded(request, handler, request_id)
-    if not response.prepared:
-        response.headers["X-Request-Id"] = request_id
+    response.headers["X-Request-Id"] = request_id
     return response
 
 
@@ -64,7 +63,7 @@ async def guarded(request: web.Request, handler: Handler, request_id: str) -> we
     except RouterError as error:
         return error_reply(error, request_id)
     except web.HTTPException as error:
-        return error_reply(as_router_error(error, request), request_id, error.headers.get("Allow"))
+        return error_reply(as_router_error(error, request.method, request.path), request_id, error.headers.get("Allow"))
     except Exception:
         LOG.exception("request %s: %s %s failed", request_id, request.method, request.path)
         return error_reply(RouterError("The router failed to answer; its log says more."), request_id)
@@ -78,13 +77,13 @@ def error_reply(error: RouterError, request_id: str, allow: str | None = None) -
     return web.Response(body=body, status=error.status, headers=headers, content_type="application/json")
 
 
-def as_router_error(error: web.HTTPException, request: web.Request) -> RouterError:
+def as_router_error(error: web.HTTPException, method: str, path: str) -> RouterError:
     """aiohttp's own refusals (no such route, body too large, …) in our envelope."""
     match error.status:
         case 404:
-            return PathNotFound(f"The admin port has no {request.path}")
+            return PathNotFound(f"The admin port has no {path}")
         case 405:
-            return MethodNotAllowed(f"{request.path} does not take {request.method}")
+            return MethodNotAllowed(f"{path} does not take {method}")
         case 413:
             return BodyTooLarge("The body is larger than the admin port takes")
         case status if 400 <= status < 500:
