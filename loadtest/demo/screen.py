@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -43,10 +44,10 @@ class LiveFigures:
 
 def figures_table(runs: Sequence[Figures]) -> Table:
     """One row per policy and, below, what the last gained over the first."""
-    table = Table(title="What each policy cost", title_justify="left", title_style="bold")
-    table.add_column("policy")
-    for heading in ("cached tokens", "computed", "TTFT p50", "TTFT p90", "tokens/s", "time"):
-        table.add_column(heading, justify="right")
+    table = Table(title="What each policy cost", title_justify="left", title_style="bold", box=box.SIMPLE_HEAVY)
+    table.add_column("policy", no_wrap=True)
+    for heading in ("cached\ntokens", "computed\ntokens", "TTFT\np50", "TTFT\np90", "tokens/s", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
             run.policy,
@@ -79,7 +80,7 @@ def ratio(new: float, old: float) -> str:
 
 def routes_table(runs: Sequence[Figures]) -> Table:
     """Where each conversation went: one letter per turn, one column per policy."""
-    table = Table(title="Engine of each turn", title_justify="left", title_style="bold")
+    table = Table(title="Engine of each turn", title_justify="left", title_style="bold", box=box.SIMPLE_HEAVY)
     table.add_column("conversation")
     for run in runs:
         table.add_column(run.policy)

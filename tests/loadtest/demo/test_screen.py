@@ -31,16 +31,16 @@ RUNS = (figures("round-robin", 400, 2.0, "A B A B"), figures("warm", 800, 0.5, "
 
 
 def printed(*what: object) -> str:
-    console = Console(file=io.StringIO(), width=120)
+    console = Console(file=io.StringIO(), width=80)
     console.print(*what)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
 def test_figures_table_shows_each_policy_and_the_gain() -> None:
-    """One row per policy and a last row that divides the last by the first."""
+    """One row per policy and a last row that divides the last by the first; 80 columns are enough."""
     lines = printed(figures_table(RUNS)).splitlines()
-    rows = [line.replace("│", " ").replace("┃", " ").split() for line in lines]
+    rows = [line.split() for line in lines]
     assert ["round-robin", "40.0%", "600", "2.00", "s", "4.00", "s", "8.0", "10.0", "s"] in rows
     assert ["warm", "÷", "round-robin", "2.00×", "0.33×", "0.25×", "0.25×", "1.00×", "1.00×"] in rows
 
