@@ -17,7 +17,9 @@ RUNNING, WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
 COUNTERS = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total")
 READER = MetricReader([RUNNING, WAITING, *COUNTERS])
 START_HEADER = "Process-Start-Time-Unix"
-RANDOM_MARKER = re.compile(r"<__media_[A-Za-z0-9]{16,}__>")  # drawn once per process; a fixed one from the environment differs
+RANDOM_MARKER = re.compile(
+    r"<__media_([A-Za-z0-9]{16,64})__>"
+)  # drawn once per process; a fixed one from the environment differs
 TOKENS_PER_BLOCK = 1  # reuse is the longest common prefix, token by token
 
 
@@ -28,6 +30,7 @@ class LlamaCpp:
         self._http = http
         self._has_metrics = True  # until it says 501
         self._sleeping = False
+        self._sleeps = 0
 
     async def health(self) -> Health:
         return await health_by_route(self._http)
@@ -38,6 +41,7 @@ class LlamaCpp:
         if fresh:
             self._has_metrics = True
         add_props(look, await self._props())
+        look.hints["sleeps"] = str(self._sleeps)  # asleep, it drops its caches with the model
         return look
 
     async def scrape(self) -> Look:
@@ -57,7 +61,8 @@ class LlamaCpp:
         """Empty where the route is missing, refused or no JSON object."""
         answer = await self._http.get("/props")
         props = json_object(answer) if answer.ok else {}
-        self._sleeping = props.get("is_sleeping") is True
+        was_sleeping, self._sleeping = self._sleeping, props.get("is_sleeping") is True
+        self._sleeps += self._sleeping and not was_sleeping
         return props
 
 
@@ -69,8 +74,11 @@ def add_props(look: Look, props: dict[str, Any]) -> None:
         look.extra["slots"] = float(slots)
     marker = props.get("media_marker")
     if isinstance(marker, str):
-        same_means_same_process = RANDOM_MARKER.fullmatch(marker) is not None
-        (look.markers if same_means_same_process else look.hints)["media_marker"] = marker[:200]
+        drawn = RANDOM_MARKER.fullmatch(marker)
+        if drawn is not None:
+            look.markers["media_marker"] = drawn[1]
+        else:
+            look.hints["media_marker"] = marker[:200]
 
 
 def read_page(answer: Answer) -> Look:

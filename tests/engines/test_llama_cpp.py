@@ -44,14 +44,14 @@ async def test_capacity_is_slots_times_context() -> None:
     """The slots' contexts add up; reuse is token by token; the random media marker names the process."""
     look = await describe(props())
     assert (look.models, look.capacity_tokens, look.block_tokens) == (("smol",), 16384, 1)
-    assert look.markers == {"media_marker": "<__media_pRNAGixedpsY48ae9UxJGPoQGg1hoPgz__>"}
+    assert look.markers == {"media_marker": "pRNAGixedpsY48ae9UxJGPoQGg1hoPgz"}
     assert look.extra == {"slots": 4.0}
 
 
 async def test_fixed_media_marker_is_only_a_hint() -> None:
     """A marker given by the environment is the same after a restart: it may prove one by changing, never disprove one."""
     look = await describe(props(media_marker="<__media__>"))
-    assert (look.markers, look.hints) == ({}, {"media_marker": "<__media__>"})
+    assert (look.markers, look.hints) == ({}, {"media_marker": "<__media__>", "sleeps": "0"})
 
 
 @pytest.mark.parametrize(
@@ -121,12 +121,14 @@ async def test_metrics_that_fail() -> None:
 
 
 async def test_sleeping_engine_is_left_asleep() -> None:
-    """An engine that unloaded its model runs nothing; asking for its load would wake it."""
+    """An engine that unloaded its model runs nothing; asking for its load would wake it. Each sleep costs it its caches."""
     routes = {"/v1/models": MODELS, "/props": props(is_sleeping=True), "/metrics": PAGE}
     async with FakeEngine(routes) as engine, Connected(engine) as http:
         adapter = LlamaCpp(http)
-        await adapter.describe(fresh=True)
+        assert (await adapter.describe(fresh=True)).hints == {"sleeps": "1"}
         assert await adapter.scrape() == Look(running=0, waiting=0)
         assert "/metrics" not in engine.asked
         engine.routes["/props"] = props()
         assert (await adapter.scrape()).running == 2
+        engine.routes["/props"] = props(is_sleeping=True)
+        assert (await adapter.describe(fresh=False)).hints == {"sleeps": "2"}

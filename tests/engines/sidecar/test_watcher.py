@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from router.settings import EngineSpec, FleetSettings
 from tests.engines.fake_engine import HANGS, FakeEngine, Reply, as_json
 
 MODELS = as_json({"data": [{"id": "m"}]})
-SETTINGS = FleetSettings(probe_interval_s=1.0, probe_timeout_s=0.2, scrape_interval_s=0.25, probe_failures=2)
+SETTINGS = FleetSettings(probe_interval_s=1.0, probe_timeout_s=5.0, scrape_interval_s=0.25, probe_failures=2)
+IMPATIENT = replace(SETTINGS, probe_timeout_s=0.2)  # where something hangs on purpose
 
 
 def page(running: int, start: float | None = 17.0, done: float = 0.0) -> Reply:
@@ -33,12 +35,14 @@ def vllm_routes(**changes: Reply) -> dict[str, Reply]:
 class Scene:
     """A watcher of one engine, its clock and everything it published."""
 
-    def __init__(self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, fleet_size: int = 1) -> None:
+    def __init__(
+        self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, settings: FleetSettings, fleet_size: int
+    ) -> None:
         self.engine = engine
         self.now_s = 100.0
         self.reports: list[WorkerReport] = []
         adapter = adapter_of(spec.kind, http)
-        self.watcher = Watcher(spec, SETTINGS, adapter, self.reports.append, lambda: self.now_s, lambda: fleet_size)
+        self.watcher = Watcher(spec, settings, adapter, self.reports.append, lambda: self.now_s, lambda: fleet_size)
 
     async def rounds(self, count: int = 1, step_s: float | None = None) -> list[WorkerReport]:
         """So many rounds, each when it is due (or after `step_s`); what they published."""
@@ -54,10 +58,16 @@ class Scene:
 
 
 @asynccontextmanager
-async def scene(routes: dict[str, Reply], kind: str = "vllm", fleet_size: int = 1, **options: Any) -> AsyncIterator[Scene]:
+async def scene(
+    routes: dict[str, Reply],
+    kind: str = "vllm",
+    settings: FleetSettings = SETTINGS,
+    fleet_size: int = 1,
+    **options: Any,
+) -> AsyncIterator[Scene]:
     async with FakeEngine(routes) as engine, open_session() as session:
         spec = engine.spec(kind, **options)
-        yield Scene(engine, EngineHttp(session, spec, SETTINGS.probe_timeout_s), spec, fleet_size)
+        yield Scene(engine, EngineHttp(session, spec, settings.probe_timeout_s), spec, settings, fleet_size)
 
 
 async def test_first_report_is_whole() -> None:
@@ -176,7 +186,7 @@ async def test_loading_again_is_a_restart() -> None:
 
 async def test_silent_engine_never_ready_is_loading() -> None:
     """A port that accepts and says nothing (vLLM while it loads) is loading; one that was ready and falls silent goes down."""
-    async with scene({"/health": HANGS}) as s:
+    async with scene({"/health": HANGS}, settings=IMPATIENT) as s:
         assert await s.rounds() == []
         (report,) = await s.rounds()
         assert (report.lifecycle, report.detail) == (Lifecycle.LOADING, "/health: no answer within 0.2 s")
@@ -199,7 +209,7 @@ async def test_dead_core_is_down() -> None:
 
 async def test_busy_engine_stays_ready() -> None:
     """A load page that does not come makes the load unknown, asks the health route at once, and never takes the worker down."""
-    async with scene(vllm_routes()) as s:
+    async with scene(vllm_routes(), settings=IMPATIENT) as s:
         await s.rounds()
         s.engine.routes["/metrics"] = HANGS
         for _ in range(3):
@@ -213,15 +223,15 @@ async def test_busy_engine_stays_ready() -> None:
 
 async def test_slow_model_list() -> None:
     """Known models are kept while their list does not come; one that never told them is not ready unless they are given."""
-    async with scene(vllm_routes()) as s:
+    async with scene(vllm_routes(), settings=IMPATIENT) as s:
         await s.rounds()
         s.engine.routes["/v1/models"] = HANGS
         (report,) = await s.rounds(1, step_s=1.0)
         assert (report.lifecycle, report.models) == (Lifecycle.READY, ("m",))
-    async with scene(vllm_routes(**{"/v1/models": HANGS})) as s:
+    async with scene(vllm_routes(**{"/v1/models": HANGS}), settings=IMPATIENT) as s:
         await s.rounds(2)
         assert s.last.lifecycle is Lifecycle.LOADING
-    async with scene(vllm_routes(**{"/v1/models": HANGS}), model="given") as s:
+    async with scene(vllm_routes(**{"/v1/models": HANGS}), settings=IMPATIENT, model="given") as s:
         await s.rounds()
         assert s.last.lifecycle is Lifecycle.READY
 
@@ -324,7 +334,7 @@ class Stuck(Broken):
 async def test_every_step_has_a_deadline_and_can_be_cancelled() -> None:
     """A step that does not end is ended by the probe's deadline; cancelling in the middle of one ends the round at once."""
     reports: list[WorkerReport] = []
-    watcher = Watcher(EngineSpec("openai", "http://127.0.0.1:9"), SETTINGS, Stuck(), reports.append, lambda: 1.0)
+    watcher = Watcher(EngineSpec("openai", "http://127.0.0.1:9"), IMPATIENT, Stuck(), reports.append, lambda: 1.0)
     await watcher.round()
     assert reports == []
     with pytest.raises(TimeoutError):
