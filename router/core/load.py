@@ -20,6 +20,7 @@ class Lease:
     """One request on one worker, from its choice to its end. Only `Load` and `Placement` write it."""
 
     __slots__ = (
+        "alone",
         "coldest_s",
         "confirmed",
         "decision",
@@ -44,6 +45,7 @@ class Lease:
         self.sent_s = sent_s
         self.matched_blocks = 0
         self.coldest_s = math.inf  # when the coldest of the matched blocks was last used before this request
+        self.alone = True  # no prefill was ahead of it when it was sent
         self.confirmed = True  # False: the matched blocks may still have been being computed
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model

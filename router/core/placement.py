@@ -7,6 +7,7 @@ one of `finish` and `fail`, whichever comes first; the other is then without eff
 from array import array
 from collections.abc import Sequence
 
+from router.core.calibration import Calibration
 from router.core.cost import mean_rates, price
 from router.core.decision_log import DecisionLog
 from router.core.fleet import Fleet, Worker
@@ -17,15 +18,13 @@ from router.core.ring import Ring
 from router.core.sessions import Sessions
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
-from router.core.types import BLOCK_TOKENS, Decision, KeyForm, PromptKeys, Truth, Usage, WorkerId
+from router.core.types import BLOCK_TOKENS, Decision, PromptKeys, Truth, Usage, WorkerId
 from router.settings import CacheSettings, RoutingSettings
 
 MAX_POOLS = 256
 ENDED = -1  # life of a lease whose results count no more
-SLACK_SHARE = 0.1  # predicted and actual hits are the same within this and one block
-CAPACITY_SPREAD = 16  # corrections keep a worker's capacity within this factor of what it or the settings say
-GROWTH_SHARE = 8  # a proof that it is too small lets it grow by one part in this many at most
 NO_LEVELS: Sequence[Level] = ()
+NO_USAGE = Usage()
 
 __all__ = ["Lease", "Placement"]
 
@@ -40,7 +39,7 @@ class Placement:
         self.sessions = Sessions(routing.max_sessions)
         self.log = DecisionLog(routing.decision_log_size)
         self._routing = routing
-        self._default_capacity_tokens = cache.default_capacity_tokens
+        self._calibration = Calibration(self.index, cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
         self._ring = Ring(routing.ring_points)
@@ -48,7 +47,6 @@ class Placement:
         self._view = FleetView(fleet.slots, self.load, routing.ring_load_factor, rng)
         self._pools: dict[int, Pool] = {}  # by id() of the tuple, which the pool keeps alive
         self._pools_epoch = -1
-        self._nominal: dict[int, int] = {}  # slot → blocks that the worker's cache should have
         self._now_s = 0.0  # the latest seen
         fleet.watch(self)
 
@@ -127,19 +125,15 @@ class Placement:
             self._undo(lease)
             return
         decision = lease.decision
-        prompt_tokens, cached_tokens = decision.prompt_tokens, None
-        if usage is None:
-            self._stats.usage_unknown += 1
-        else:
-            prompt_tokens = usage.prompt_tokens or prompt_tokens
-            decision.actual_cached_tokens = cached_tokens = usage.cached_tokens
-            self._stats.completion_tokens += usage.completion_tokens or 0
-        self._count(decision, prompt_tokens)
+        told = NO_USAGE if usage is None else usage
+        prompt_tokens, cached_tokens = told.prompt_tokens or decision.prompt_tokens, told.cached_tokens
+        decision.actual_cached_tokens = cached_tokens
+        self._count(decision, prompt_tokens, usage)
         uncached = lease.uncached_tokens if cached_tokens is None else prompt_tokens - cached_tokens
-        if lease.prefill_s is not None and lease.life == lease.worker.life:
-            self.speed.observe(lease.worker.speed, uncached, lease.prefill_s)
-        if usage is not None and cached_tokens is not None:
-            self._learn(lease, cached_tokens, usage.prompt_tokens)
+        if lease.life == lease.worker.life:
+            self._time(lease, uncached, told.completion_tokens, now_s)
+        if cached_tokens is not None:
+            self._calibration.compare(lease, cached_tokens, told.prompt_tokens)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -194,27 +188,18 @@ class Placement:
 
     def joined(self, worker: Worker) -> None:
         self._ring.add(worker.slot, worker.id, worker.weight)
-        self._nominal[worker.slot] = self._nominal_blocks(worker)
-        self.index.add_worker(worker.slot, self._nominal[worker.slot])
-        self.index.watch_evicted(worker.slot, worker.spec.capacity_tokens is None)
+        self._calibration.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
-        self.index.remove_worker(worker.slot)
-        del self._nominal[worker.slot]
+        self._calibration.left(worker)
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
-        self.index.forget(worker.slot)
-        self.index.set_capacity(worker.slot, self._nominal[worker.slot])
+        self._calibration.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
-        if worker.truth is Truth.NONE:
-            self.index.forget(worker.slot)
-        nominal = self._nominal_blocks(worker)
-        if nominal != self._nominal[worker.slot]:
-            self._nominal[worker.slot] = nominal
-            self.index.set_capacity(worker.slot, nominal)
+        self._calibration.retold(worker)
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
@@ -287,6 +272,7 @@ class Placement:
         head = load.head
         self._insert(lease)
         if head is not None:
+            lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
         lease.stream = stream
         load.take(lease)
@@ -318,8 +304,19 @@ class Placement:
         lease.decision.duration_s = now_s - lease.sent_s
         return True
 
-    def _count(self, decision: Decision, prompt_tokens: int) -> None:
+    def _time(self, lease: Lease, uncached_tokens: int, completion_tokens: int | None, now_s: float) -> None:
+        """Learns the worker's speed from the first token or, where the answer came in one piece, from all of it."""
+        if lease.prefill_s is not None:
+            self.speed.observe(lease.worker.speed, uncached_tokens, lease.prefill_s)
+        elif completion_tokens and lease.alone and not lease.stream:
+            self.speed.observe_whole(lease.worker.speed, uncached_tokens, completion_tokens, now_s - lease.sent_s)
+
+    def _count(self, decision: Decision, prompt_tokens: int, usage: Usage | None) -> None:
         stats = self._stats
+        if usage is None:
+            stats.usage_unknown += 1
+        elif usage.completion_tokens is not None:
+            stats.completion_tokens += usage.completion_tokens
         stats.prompt_tokens += prompt_tokens
         stats.predicted_cached_tokens += decision.predicted_cached_tokens
         if decision.actual_cached_tokens is not None:
@@ -330,46 +327,3 @@ class Placement:
         if lease.inserted_s is not None and lease.life == lease.worker.life:
             self.index.drop(lease.worker.slot, lease.prompt.keys, lease.matched_blocks, lease.inserted_s)
         lease.life = ENDED
-
-    def _learn(self, lease: Lease, actual: int, prompt_tokens: int | None) -> None:
-        """Compares the predicted with the actual hit; a clear difference corrects the model of the worker's cache."""
-        worker, prompt = lease.worker, lease.prompt
-        predicted: float = lease.decision.predicted_cached_tokens
-        if prompt.form is KeyForm.TEXT or (prompt.form is KeyForm.TOKENS and not prompt.exact_tokens):
-            if not prompt_tokens or not prompt.prompt_tokens:
-                return
-            predicted *= prompt_tokens / prompt.prompt_tokens
-        elif prompt.form is not KeyForm.TOKENS:
-            return
-        worker.note_prediction(predicted, actual)
-        if lease.life != worker.life or worker.truth is Truth.NONE:
-            return
-        slack = max(BLOCK_TOKENS, worker.block_tokens) + SLACK_SHARE * max(predicted, actual)
-        if predicted - actual > slack:
-            if lease.confirmed:
-                self._shrink(worker, lease.coldest_s)
-        elif actual - predicted > slack and self._had_evicted_next(lease):
-            self._grow(worker, int(actual - predicted) // BLOCK_TOKENS)
-
-    def _had_evicted_next(self, lease: Lease) -> bool:
-        """Whether the block right behind the predicted hit had been known and evicted: not merely new."""
-        keys, matched = lease.prompt.keys, lease.matched_blocks
-        return matched < len(keys) and self.index.was_evicted(lease.worker.slot, keys[matched])
-
-    def _shrink(self, worker: Worker, coldest_s: float) -> None:
-        """Blocks last used at `coldest_s` were gone, so colder ones are too (LRU), and the cache is no larger than the rest."""
-        self.index.evict_older(worker.slot, coldest_s)
-        if worker.spec.capacity_tokens is not None:
-            return
-        capacity = self.index.capacity_of(worker.slot)
-        left = max(self.index.blocks_of(worker.slot), self._nominal[worker.slot] // CAPACITY_SPREAD)
-        self.index.set_capacity(worker.slot, capacity - max(0, capacity - left) // 2)
-
-    def _grow(self, worker: Worker, surplus_blocks: int) -> None:
-        """Blocks that the model had evicted were still there (a host tier, say). Never where the operator gave the size."""
-        capacity = self.index.capacity_of(worker.slot)
-        more = min(surplus_blocks, max(1, capacity // GROWTH_SHARE))
-        self.index.set_capacity(worker.slot, min(self._nominal[worker.slot] * CAPACITY_SPREAD, capacity + more))
-
-    def _nominal_blocks(self, worker: Worker) -> int:
-        return max(1, (worker.capacity_tokens or self._default_capacity_tokens) // BLOCK_TOKENS)

@@ -7,6 +7,8 @@ FADE = 0.99  # per observation
 SLOPE_SHARE = 0.3  # of the observed time that uncached tokens explain at least
 PRIOR_S = 4.0  # observed seconds that weigh as much as the assumption that a worker is as fast as the fleet
 SURPRISE = 8.0  # an observation counts as at most so many times what was expected: one stall must not shun a worker
+MIN_WHOLE = 8.0  # observations of whole answers before any is believed
+MIN_SPREAD = 1e-4  # of the squares: less variation than this tells prefill from decoding no better than noise does
 PRIOR_POINT_S = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
 
 
@@ -28,10 +30,34 @@ class WorkerSpeed:
         self.factor = self.observed_s / self.predicted_s
 
 
+class WholeTimes:
+    """Times of answers that came in one piece: time = c0 + uncached · prefill + completion · decode, two slopes fitted."""
+
+    def __init__(self) -> None:
+        self._n = 0.0
+        self._sums = [0.0] * 8  # of x, y, t, xx, yy, xy, xt, yt; x uncached tokens, y completion tokens, t time
+
+    def prefill_s(self, uncached_tokens: int, completion_tokens: int, seconds: float) -> float | None:
+        """The part of this time that was not decoding; None while the two cannot be told apart."""
+        x, y, t = uncached_tokens, completion_tokens, seconds
+        terms = (x, y, t, x * x, y * y, x * y, x * t, y * t)
+        self._n = n = self._n * FADE + 1.0
+        self._sums = [total * FADE + term for total, term in zip(self._sums, terms, strict=True)]
+        if n < MIN_WHOLE:
+            return None
+        sx, sy, st, sxx, syy, sxy, sxt, syt = (total / n for total in self._sums)
+        vx, vy, cxy, cxt, cyt = sxx - sx * sx, syy - sy * sy, sxy - sx * sy, sxt - sx * st, syt - sy * st
+        spread = vx * vy - cxy * cxy
+        if spread <= MIN_SPREAD * sxx * syy:
+            return None
+        decode_s = max(0.0, (cyt * vx - cxt * cxy) / spread)
+        return seconds - decode_s * completion_tokens
+
+
 class FleetSpeed:
     """The fleet's line. `s_per_token` is read on each choice, so it is kept ready."""
 
-    __slots__ = ("c0_s", "observations", "s_per_token", "sum_n", "sum_x", "sum_xx", "sum_xy", "sum_y")
+    __slots__ = ("c0_s", "observations", "s_per_token", "sum_n", "sum_x", "sum_xx", "sum_xy", "sum_y", "whole")
 
     def __init__(self, prior_tokens_per_s: float) -> None:
         tokens = prior_tokens_per_s * PRIOR_POINT_S
@@ -43,6 +69,7 @@ class FleetSpeed:
         self.s_per_token = 1.0 / prior_tokens_per_s
         self.c0_s = 0.0
         self.observations = 0
+        self.whole = WholeTimes()
 
     def observe(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
         """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
@@ -62,3 +89,9 @@ class FleetSpeed:
         slope = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else mean_slope
         self.s_per_token = slope = min(max(slope, SLOPE_SHARE * mean_slope), mean_slope)
         self.c0_s = (y - slope * x) / n
+
+    def observe_whole(self, worker: WorkerSpeed, uncached_tokens: int, completion_tokens: int, seconds: float) -> None:
+        """A whole answer, prefill and decoding, with nothing ahead of it, took this long."""
+        prefill_s = self.whole.prefill_s(uncached_tokens, completion_tokens, seconds)
+        if prefill_s is not None:
+            self.observe(worker, uncached_tokens, prefill_s)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from router.core.speed import SURPRISE, FleetSpeed, WorkerSpeed
+from router.core.speed import MIN_WHOLE, SURPRISE, FleetSpeed, WorkerSpeed
 
 
 def test_nothing_observed_is_the_prior() -> None:
@@ -65,3 +65,28 @@ def test_nonsense_is_ignored(tokens: int, seconds: float) -> None:
     speed, worker = FleetSpeed(1000.0), WorkerSpeed()
     speed.observe(worker, tokens, seconds)
     assert (speed.observations, worker.factor, speed.s_per_token) == (0, 1.0, 1e-3)
+
+
+@pytest.mark.parametrize("true_tokens_per_s", [300.0, 10_000.0])
+def test_whole_answers_teach_the_prefill_speed_too(true_tokens_per_s: float) -> None:
+    """Where nobody streams, prefill is told from decoding by how prompt and answer lengths vary."""
+    rng = random.Random(3)
+    speed, worker = FleetSpeed(2500.0), WorkerSpeed()
+    for _ in range(400):
+        tokens, answer = rng.randrange(20, 4000), rng.randrange(5, 300)
+        speed.observe_whole(
+            worker, tokens, answer, (0.02 + tokens / true_tokens_per_s + answer * 0.03) * rng.uniform(0.95, 1.05)
+        )
+    assert 1 / speed.s_per_token == pytest.approx(true_tokens_per_s, rel=0.5 if true_tokens_per_s > 5000 else 0.1)
+
+
+def test_whole_answers_of_one_length_teach_nothing() -> None:
+    """The two parts of the time cannot be told apart without any variation, nor from a few answers."""
+    speed, worker = FleetSpeed(2500.0), WorkerSpeed()
+    for _ in range(50):
+        speed.observe_whole(worker, 1000, 100, 9.0)
+    assert speed.observations == 0
+    speed = FleetSpeed(2500.0)
+    for i in range(int(MIN_WHOLE) - 1):
+        speed.observe_whole(worker, 100 * (i % 3), 10 * (i % 4), 9.0)
+    assert speed.observations == 0
