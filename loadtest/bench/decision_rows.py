@@ -33,7 +33,7 @@ class Size:
     cold: int
 
 
-SIZES = (Size("2 k-token", 10_400, warm=200, cold=40), Size("100 k-token", 520_000, warm=40, cold=5))
+SIZES = (Size("2 k-token", 8_300, warm=200, cold=40), Size("100 k-token", 481_000, warm=40, cold=5))
 
 
 def question(rng: random.Random) -> dict[str, str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from loadtest.bench.bodies import KINDS, bodies, unseen_body
 from loadtest.bench.load import LoadFailed, percentile, request_bytes, run_load
-from loadtest.bench.results import Figure, Results
+from loadtest.bench.results import Figure, Results, median_figure
 from loadtest.bench.servers import HOST
 
 DIRECT = "direct"
@@ -17,6 +17,7 @@ ADDED = "added"
 UNSEEN_SELF = "own delay before dispatch"
 UNSEEN_OTHERS = "delay of small requests beside it"
 BATCH = 50
+GROUPS = 5
 BATCH_WARM_UP = 5  # requests of each batch left out: its connection is new
 UNSEEN_BYTES = 480_000  # about 100,000 tokens of English
 WATCH_S = 0.7  # small requests are watched this long after a long prompt: its tail is tokenised meanwhile
@@ -24,8 +25,8 @@ PAUSE_S = 0.001
 
 
 async def first_byte_row(ports: Mapping[str, int], batches: int, results: Results, step: Callable[[str], None]) -> None:
-    """Sequential 2 KB chats, one contender after the other in small batches; percentiles minus the direct ones."""
-    taken: dict[str, list[float]] = {name: [] for name in ports}
+    """Sequential 2 KB chats, one contender after the other in small batches."""
+    taken: dict[str, list[list[float]]] = {name: [] for name in ports}
     alive = dict(ports)
     for batch in range(batches):
         made = bodies(KINDS["chat2k"], BATCH, seed=10_000 + batch)
@@ -38,13 +39,28 @@ async def first_byte_row(ports: Mapping[str, int], batches: int, results: Result
                 results.absent[f"first-byte/{name}"] = str(error)
                 del alive[name], taken[name]
                 continue
-            taken[name] += result.first_byte_ms()[BATCH_WARM_UP:]
-    direct = taken[DIRECT]
+            taken[name].append(result.first_byte_ms()[BATCH_WARM_UP:])
     for name, values in taken.items():
         for share, label in ((0.5, "p50"), (0.99, "p99")):
-            whole = percentile(values, share)
-            results.figures.append(Figure("first-byte", f"{FIRST_BYTE} {label}", name, "ms", whole))
-            results.figures.append(Figure("first-byte", f"{ADDED} {label}", name, "ms", whole - percentile(direct, share)))
+            results.figures += percentile_figures(
+                name, label, group_percentiles(values, share), group_percentiles(taken[DIRECT], share)
+            )
+
+
+def group_percentiles(batches: Sequence[Sequence[float]], share: float) -> list[float]:
+    """A percentile for each of about `GROUPS` runs of neighbouring batches, so that one burst of noise spoils one only."""
+    size = max(1, len(batches) // GROUPS)
+    groups = [batches[at : at + size] for at in range(0, len(batches) - size + 1, size)]
+    return [percentile([value for batch in group for value in batch], share) for group in groups]
+
+
+def percentile_figures(name: str, label: str, whole_ms: list[float], direct_ms: list[float]) -> list[Figure]:
+    """The first byte's time and what is added to direct, group by group; medians over the groups."""
+    added_ms = [ours - direct for ours, direct in zip(whole_ms, direct_ms, strict=True)]
+    return [
+        median_figure("first-byte", f"{FIRST_BYTE} {label}", name, "ms", whole_ms),
+        median_figure("first-byte", f"{ADDED} {label}", name, "ms", added_ms),
+    ]
 
 
 @dataclass

@@ -10,6 +10,8 @@ from loadtest.bench.latency_rows import (
     UNSEEN_OTHERS,
     UNSEEN_SELF,
     first_byte_row,
+    group_percentiles,
+    percentile_figures,
     read_arrivals,
     unseen_row,
 )
@@ -28,6 +30,16 @@ async def test_first_byte_is_told_whole_and_added() -> None:
     assert whole is not None and whole.value > 0.0
     assert "cannot reach" in results.absent["first-byte/gone"]
     assert len(steps) == 5  # two batches of two contenders, one of the one that is gone
+
+
+def test_one_burst_of_noise_spoils_one_group_only() -> None:
+    """Percentiles are taken over neighbouring batches; the figure is the median over the groups."""
+    quiet, burst = [1.0] * 10, [1.0] * 5 + [90.0] * 5
+    percentiles = group_percentiles([quiet, quiet, burst, *[quiet] * 7], 0.99)
+    assert percentiles == [1.0, 90.0, 1.0, 1.0, 1.0]
+    whole, added = percentile_figures("proxy", "p99", percentiles, [0.5] * 5)
+    assert (whole.value, added.value, max(added.rounds)) == (1.0, 0.5, 89.5)
+    assert group_percentiles([quiet], 0.5) == [1.0]
 
 
 async def test_arrivals_come_from_every_engine() -> None:
