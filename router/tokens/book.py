@@ -14,7 +14,7 @@ from router.errors import SettingsError
 from router.settings import TokenSettings
 from router.tokens.cuts import Cutter, could_hide_in
 from router.tokens.gguf_tokenizer import convert, converted_folder
-from router.tokens.pre_tokenizers import divides_safely
+from router.tokens.pre_tokenizers import GPT2, divides_safely
 from router.tokens.template import ChatTemplate, TemplateFailed
 from router.wire.openai_request import ChatPrompt
 
@@ -244,8 +244,11 @@ def is_divisible(shape: Mapping[str, Any]) -> bool:
         return False
     if not all(leaves_words(token) for token in shape.get("added_tokens", [])):
         return False
-    steps = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
-    return bool(steps) and steps[-1].get("type") == "ByteLevel" and all(parts_words(step) for step in steps)
+    *steps, last = pre["pretokenizers"] if pre.get("type") == "Sequence" else [pre]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space"):
+        return False
+    patterns = [pattern_of(step) for step in steps] + ([GPT2] if last.get("use_regex", True) else [])
+    return divides_safely([pattern or "" for pattern in patterns])
 
 
 def leaves_words(token: Mapping[str, Any]) -> bool:
@@ -255,14 +258,13 @@ def leaves_words(token: Mapping[str, Any]) -> bool:
     return not (could_hide_in(text) or takes_space or token["single_word"])
 
 
-def parts_words(step: Mapping[str, Any]) -> bool:
+def pattern_of(step: Mapping[str, Any]) -> str | None:
+    """The pattern that a step of a pre-tokenizer splits by, each match a piece of its own; None for any other step."""
     kind = step.get("type")
-    if kind == "ByteLevel":
-        return not step.get("add_prefix_space")
-    if kind == "Split":
-        pattern = step["pattern"].get("Regex")
-        return step["behavior"] == "Isolated" and not step["invert"] and pattern is not None and divides_safely(pattern)
-    return kind == "Digits"
+    if kind == "Split" and step["behavior"] == "Isolated" and not step["invert"]:
+        pattern: str | None = step["pattern"].get("Regex")
+        return pattern
+    return r"\p{N}" if kind == "Digits" else None
 
 
 def cuts_agree(entry: TokenizerEntry, cutter: Cutter) -> bool:

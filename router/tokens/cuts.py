@@ -14,6 +14,7 @@ WHOLE_CHARS = 512 * 1024  # the same for tokenizers whose text can be cut at spe
 
 _letter = r"[^\W\d_]"
 _between = " ,.;:，。、！？；："
+_hidden = re.compile(rf"{_letter}[{_between}]|\n{_letter}")
 _safe = re.compile(rf"(?<={_letter})[{_between}](?={_letter})|(?<=\S\n)(?={_letter})")
 
 
@@ -29,8 +30,7 @@ def safe_cut(text: str, start: int, end: int) -> int:
 
 def could_hide_in(token: str) -> bool:
     """True if a safe cut could lie within `token` when it stands in a text: then texts may hold it cut in two."""
-    pairs = zip(token, token[1:], strict=False)
-    return any((left.isalpha() and right in _between) or (left == "\n" and right.isalpha()) for left, right in pairs)
+    return _hidden.search(token) is not None
 
 
 class Cutter:

@@ -7,7 +7,7 @@ keys of a prefix are those of its spans in order. Spans are found by a digest of
 from array import array
 from collections import OrderedDict
 
-SPAN_BYTES = 560  # object, digest, numbers, empty array and dict entry of a span without keys, measured with tracemalloc
+SPAN_BYTES = 450  # object, digest, numbers, empty array and dict entry of a span without keys, measured with tracemalloc
 
 
 class Span:

@@ -3,6 +3,7 @@
 The patterns are llama.cpp's (src/llama-vocab.cpp). They also tell where a text may be cut: see `divides_safely`.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -52,24 +53,25 @@ _families: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
 )
 PRE_TOKENIZERS = {name: pre for names, pre in _families for name in names}
 
-# Patterns of tokenizer.json files that mean the same as those above, as their authors wrote them.
+# The same as their authors wrote them in tokenizer.json files.
 _I_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_as_published = (
-    LLAMA3.replace(CONTRACTIONS, _I_CONTRACTIONS),
-    QWEN2.replace(CONTRACTIONS, _I_CONTRACTIONS),
-    QWEN35.replace(CONTRACTIONS, _I_CONTRACTIONS),
-    GPT4O.replace(CONTRACTIONS, _I_CONTRACTIONS),
-    GPT2.removesuffix(r"|\s+"),
+_words = (LLAMA3, QWEN2, QWEN35, GPT4O, TEKKEN, GPT2, DEEPSEEK3[2])
+WORD_PATTERNS = frozenset(
+    (*_words, *(pattern.replace(CONTRACTIONS, _I_CONTRACTIONS) for pattern in _words), GPT2.removesuffix(r"|\s+"))
+)
+"""Patterns that part any text at every position of `router.tokens.cuts.safe_cut`: none matches across such a position,
+looks behind, or looks further ahead than one character past its match."""
+
+OTHER_PATTERNS = frozenset(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns) - WORD_PATTERNS | {
     r"[0-9]",
     r"\d",
-)
-DIVISIBLE_PATTERNS = frozenset(pattern for pre in PRE_TOKENIZERS.values() for pattern in pre.patterns) | frozenset(
-    _as_published
-)
-"""Patterns under which a text may be cut at the positions of `router.tokens.cuts.safe_cut`: none of them matches across
-such a position, none looks behind, and none looks further ahead than one character past its match."""
+}
+"""Patterns that match within words, numbers or punctuation only: harmless beside one of WORD_PATTERNS, useless alone."""
 
 
-def divides_safely(pattern: str) -> bool:
-    """True for a pattern of DIVISIBLE_PATTERNS, with line ends spelled either way."""
-    return pattern.replace("\r", "\\r").replace("\n", "\\n") in DIVISIBLE_PATTERNS
+def divides_safely(patterns: Sequence[str]) -> bool:
+    """True if texts may be cut at safe cuts under these patterns, applied in any order. Line ends may be spelled either way."""
+    spelled = [pattern.replace("\r", "\\r").replace("\n", "\\n") for pattern in patterns]
+    return any(pattern in WORD_PATTERNS for pattern in spelled) and all(
+        pattern in WORD_PATTERNS or pattern in OTHER_PATTERNS for pattern in spelled
+    )
