@@ -93,10 +93,12 @@ class Warm:
         return None
 
     def pick(self, q: Question, fleet: FleetView) -> tuple[int, str]:
-        if q.ring_key is None:
-            return least_queue(q.candidates, q.now_s, fleet.rng), "least_queue"
         best = cheapest(q.costs, fleet.rng)
         worker = q.candidates[best]
+        if q.ring_key is None:
+            if worker is q.hint:
+                return best, "session"  # all that is known of such a prompt
+            return least_queue(q.candidates, q.now_s, fleet.rng), "least_queue"
         if worker is q.hint and min(priced[COST_S] for priced in q.priced) < q.priced[best][COST_S]:
             return best, "session"
         if q.levels:

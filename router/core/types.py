@@ -91,7 +91,9 @@ class Decision:
     request_id: str
     at_s: float  # wall clock, seconds since the epoch
     policy: str
-    reason: str  # e.g. warm_prefix, ring_home, least_queue, session, only_candidate, retry
+    # warm_prefix (holds most), holder_busy (another is cheaper), ring_home and least_cost (nobody holds it), session,
+    # least_queue, round_robin, random, only_candidate, retry
+    reason: str
     worker: WorkerId
     model: str
     prompt_tokens: int

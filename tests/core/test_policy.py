@@ -83,6 +83,19 @@ def test_warm(
     assert ask("warm", q, view) == expected
 
 
+def test_warm_without_keys_follows_the_session_or_the_queue() -> None:
+    """A prompt that could not be keyed has its session as the only affinity, at the same price; else the queue decides."""
+    fleet, view, pool = world(3)
+    fleet.workers[0].load.in_flight = fleet.workers[2].load.in_flight = 1
+    for costs, hint, expected in (
+        ([1.0, 1.0, 1.0], 2, (2, "session")),
+        ([1.0, 1.0, 1.1], 2, (1, "least_queue")),
+        ([1.0, 1.0, 1.0], None, (1, "least_queue")),
+    ):
+        q = question(pool, key=None, hint=None if hint is None else fleet.workers[hint], costs=costs)
+        assert ask("warm", q, view) == expected
+
+
 def test_warm_sends_the_unseen_to_a_home_unless_a_stranger_is_much_cheaper() -> None:
     """The second home has to be a tenth of the prefill cheaper than the first, a stranger a quarter cheaper than that."""
     _, view, pool = world(4)

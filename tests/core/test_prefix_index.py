@@ -109,7 +109,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.lists(steps, min_size=12, max_size=40), st.lists(st.integers(1, 20), min_size=WORKERS, max_size=WORKERS))
 def test_index_answers_like_a_naive_lru_of_blocks(steps: list[tuple[Any, ...]], capacities: list[int]) -> None:
     """Matches, sizes and every return value equal those of one plain LRU of blocks per worker, after each step."""
