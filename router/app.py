@@ -14,6 +14,7 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from engines.fetch import open_session
 from engines.sidecar.watch import watch
 from router.admin.app import make_app
 from router.core.fleet import Fleet
@@ -78,8 +79,6 @@ class Router:
     def report(self, report: WorkerReport) -> None:
         """Take in what a sidecar loop says of a worker."""
         for change in self.fleet.apply(report, time.monotonic()):
-            if change.what == "generation":
-                log.info("worker %s restarted: what it had cached is forgotten", change.worker.id)
             if change.worker.lifecycle is Lifecycle.DOWN:
                 self.plane.pool.close_worker(change.worker.id)
 
@@ -99,7 +98,7 @@ class Router:
         )
         try:
             async with contextlib.AsyncExitStack() as stack:
-                self._session = await stack.enter_async_context(aiohttp.ClientSession())
+                self._session = await stack.enter_async_context(open_session())
                 admin_port = await self._start_admin(stack)
                 self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 self.plane.pool.start(self._group)
@@ -145,7 +144,7 @@ class Router:
         server.close()
         self.listener.close_idle()
         deadline_s = time.monotonic() + self.settings.limits.drain_timeout_s
-        while self.stats.requests_in_flight and time.monotonic() < deadline_s:  # noqa: ASYNC110 - polled at shutdown only
+        while self.listener.owes_answers() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - polled at shutdown only
             await asyncio.sleep(DRAIN_POLL_S)
         if self.stats.requests_in_flight:
             log.warning("drain timeout: %d requests are cut", self.stats.requests_in_flight)

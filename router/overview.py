@@ -62,7 +62,7 @@ class Overview:
             kind=worker.kind,
             weight=worker.weight,
             lifecycle=worker.lifecycle,
-            why=worker.down_reason,
+            why=worker.down_reason or (report.detail if report else "not seen yet"),
             models=None if models is None else tuple(sorted(models)),
             generation=worker.generation,
             truth=worker.truth,

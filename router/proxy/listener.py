@@ -4,8 +4,7 @@ import asyncio
 import socket
 from collections import deque
 from collections.abc import Callable
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
@@ -23,18 +22,19 @@ EOF_PROBES_S = (0.05, 0.5)
 SWEEP_S = 0.1
 
 
-class Phase(IntEnum):
-    """What a connection waits for; decides what its deadline means."""
-
-    IDLE = 0  # nothing of a request yet
-    HEAD = 1
-    BODY = 2
-    EXCHANGE = 3  # a request is being answered
-    LINGER = 4  # last answer sent, input is thrown away
+# What a connection waits for; decides what its deadline means.
+IDLE: Final = 0  # nothing of a request yet
+HEAD: Final = 1
+BODY: Final = 2
+ANSWER: Final = 3  # a request is being answered
+LINGER: Final = 4  # last answer sent, input is thrown away
 
 
-class ClientConnection(asyncio.Protocol):
-    """One client. At most one exchange at a time; pipelined requests wait and are answered in order."""
+class ClientConnection:
+    """One client: an asyncio protocol. At most one exchange at a time; pipelined requests wait and are answered in order.
+
+    It does not inherit from asyncio.Protocol, which would keep mypyc from making its attributes fast.
+    """
 
     __slots__ = (
         "_connection_made_s",
@@ -71,7 +71,7 @@ class ClientConnection(asyncio.Protocol):
         self.address = ""
         self.half_closed = False
         self.writable = True
-        self.phase = Phase.IDLE
+        self.phase: int = IDLE
         self.deadline_s = 0.0
 
     # asyncio.Protocol
@@ -92,15 +92,15 @@ class ClientConnection(asyncio.Protocol):
         self.deadline_s = self._plane.clock() + self._plane.limits.header_timeout_s
 
     def data_received(self, data: bytes) -> None:
-        if self.phase is Phase.LINGER:
+        if self.phase == LINGER:
             return
         plane = self._plane
-        if self.phase is not Phase.EXCHANGE:
+        if self.phase != ANSWER:
             now_s = plane.clock()
-            if self.phase is Phase.BODY:
+            if self.phase == BODY:
                 self.deadline_s = now_s + plane.limits.body_timeout_s
-            elif self.phase is Phase.IDLE:
-                self.phase = Phase.HEAD
+            elif self.phase == IDLE:
+                self.phase = HEAD
                 self.deadline_s = now_s + plane.limits.header_timeout_s
         incoming = self._incoming
         if incoming is None or not incoming.in_body:
@@ -127,7 +127,7 @@ class ClientConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """A client that has sent all it wants may still read: keep the connection while an answer is due."""
         self.half_closed = True
-        if self.phase is Phase.LINGER:
+        if self.phase == LINGER:
             return False
         if self._incoming is not None and self._fatal is None:
             self._fatal = BadFraming("the request ended before its body was complete")
@@ -186,7 +186,7 @@ class ClientConnection(asyncio.Protocol):
         if error is not None:
             self._fatal = self._fatal or error
         elif incoming.framed and self.exchange is None:
-            self.phase = Phase.BODY
+            self.phase = BODY
             self.deadline_s = self._plane.clock() + limits.body_timeout_s
             if incoming.expects_continue and not self._waiting and self.transport is not None:
                 self.transport.write(CONTINUE)
@@ -219,11 +219,11 @@ class ClientConnection(asyncio.Protocol):
     def _next(self) -> None:
         """Answer the next whole request, else the error that ended the input, else wait for more."""
         transport = self.transport
-        if transport is None or transport.is_closing() or self.phase is Phase.LINGER:
+        if transport is None or transport.is_closing() or self.phase == LINGER:
             return
         if self._waiting:
             request = self._waiting.popleft()
-            self.phase = Phase.EXCHANGE
+            self.phase = ANSWER
             self.exchange = exchange = Exchange(self._plane, self, request)
             exchange.start()
             return
@@ -238,16 +238,16 @@ class ClientConnection(asyncio.Protocol):
             transport.resume_reading()
         if self._incoming is not None:
             self._await_rest(self._incoming)
-        elif self.phase is Phase.EXCHANGE:
-            self.phase = Phase.IDLE
+        elif self.phase == ANSWER:
+            self.phase = IDLE
             self.deadline_s = self._plane.clock() + self._plane.limits.keepalive_timeout_s
 
     def _await_rest(self, incoming: IncomingRequest) -> None:
         """The next request came in part while another was answered: its clock starts now."""
-        if self.phase is not Phase.EXCHANGE:
+        if self.phase != ANSWER:
             return
         limits = self._plane.limits
-        self.phase = Phase.BODY if incoming.in_body else Phase.HEAD
+        self.phase = BODY if incoming.in_body else HEAD
         limit_s = limits.body_timeout_s if incoming.in_body else limits.header_timeout_s
         self.deadline_s = self._plane.clock() + limit_s
         if incoming.in_body and incoming.expects_continue:
@@ -273,7 +273,7 @@ class ClientConnection(asyncio.Protocol):
         self.close_after_answer()
 
     def _is_lingering(self) -> bool:
-        return self.phase is Phase.LINGER
+        return self.phase == LINGER
 
     def _drop_incoming(self) -> None:
         if self._incoming is not None:
@@ -289,7 +289,7 @@ class ClientConnection(asyncio.Protocol):
             self._plane.stats.buffered_bytes -= request.body_bytes
         self._waiting.clear()
         self._drop_incoming()
-        self.phase = Phase.LINGER
+        self.phase = LINGER
         if self.half_closed:
             self.deadline_s = self._plane.clock() + self._plane.limits.client_write_timeout_s
             transport.close()
@@ -311,10 +311,10 @@ class ClientConnection(asyncio.Protocol):
     def on_deadline(self, now_s: float) -> None:
         """Called by the sweep once `deadline_s` has passed."""
         self.deadline_s = now_s + 3600.0
-        if self.phase is Phase.EXCHANGE and self.exchange is not None:
+        if self.phase == ANSWER and self.exchange is not None:
             self.exchange.on_deadline(now_s)
-        elif self.phase in (Phase.HEAD, Phase.BODY):
-            part = "head" if self.phase is Phase.HEAD else "body"
+        elif self.phase in (HEAD, BODY):
+            part = "head" if self.phase == HEAD else "body"
             self._refuse(RequestTimeout(f"the request's {part} did not arrive in time"))
         else:
             self.abort()
@@ -350,9 +350,9 @@ class Listener:
         self._plane = plane
         self._connections: set[ClientConnection] = set()
 
-    def protocol(self) -> ClientConnection:
+    def protocol(self) -> asyncio.Protocol:
         """A protocol for the next connection; the factory of `loop.create_server`."""
-        return ClientConnection(self._plane, self)
+        return cast(asyncio.Protocol, ClientConnection(self._plane, self))
 
     def admit(self, connection: ClientConnection) -> bool:
         """False when the bound on connections is reached."""
@@ -374,8 +374,15 @@ class Listener:
     def close_idle(self) -> None:
         """At shutdown: connections without a request close, the others after their answer."""
         for connection in list(self._connections):
-            if connection.phase is Phase.IDLE:
+            if connection.phase == IDLE:
                 connection.close_after_answer()
+
+    def owes_answers(self) -> bool:
+        """Whether a request is being answered or bytes of an answer still wait to be sent."""
+        return any(
+            c.exchange is not None or (c.transport is not None and c.transport.get_write_buffer_size() > 0)
+            for c in self._connections
+        )
 
     def abort_all(self) -> None:
         for connection in list(self._connections):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -48,8 +48,8 @@ class Endpoint:
         self.authorization = b"Bearer " + spec.api_key.encode("utf-8") if spec.api_key else None
 
 
-class UpstreamConnection(asyncio.Protocol):
-    """One connection to one worker. `receiver` is None while it is idle in the pool."""
+class UpstreamConnection:
+    """One connection to one worker, an asyncio protocol. `receiver` is None while it is idle in the pool."""
 
     __slots__ = (
         "_ended",
@@ -295,7 +295,8 @@ class UpstreamPool:
         error: RouterError | None = None
         try:
             async with asyncio.timeout(self.settings.connect_timeout_s):
-                await loop.create_connection(lambda: connection, endpoint.host, endpoint.port)
+                protocol = cast(asyncio.Protocol, connection)
+                await loop.create_connection(lambda: protocol, endpoint.host, endpoint.port)
         except TimeoutError:
             error = UpstreamRefused(f"worker {endpoint.worker_id} did not accept a connection in time")
         except OSError as failure:

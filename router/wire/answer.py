@@ -13,7 +13,8 @@ FIRST_TOKEN = re.compile(
 )
 TAIL_BYTES = 16 * 1024  # usage and timings stand at the end of an answer
 BACKSLASH = ord("\\")
-MAX_COUNT_BYTES = 24  # colon, spaces, digits, delimiter
+SEPARATORS = b": "
+MAX_DIGITS = 12
 
 
 def whole_events(data: bytes) -> int:
@@ -69,6 +70,10 @@ def count(data: bytes, name: bytes, start: int) -> int | None:
     if at < 0:
         return None
     at += len(name)
-    value = data[at : at + MAX_COUNT_BYTES].lstrip(b" :")
-    digits = value.partition(b",")[0].partition(b"}")[0].rstrip()
-    return int(digits) if digits.isdigit() else None
+    while at < len(data) and data[at] in SEPARATORS:
+        at += 1
+    value, first = 0, at
+    while at < len(data) and at - first < MAX_DIGITS and 48 <= data[at] <= 57:
+        value = value * 10 + data[at] - 48
+        at += 1
+    return value if at > first else None
