@@ -27,7 +27,7 @@ from loadtest.bench.contenders import (
     smollm2_gguf,
 )
 from loadtest.bench.load import LoadFailed, request_bytes, run_load
-from loadtest.bench.machine import busy_warning, run_facts
+from loadtest.bench.machine import busy_warning, compiled_state, run_facts, stale_warning
 from loadtest.bench.results import Results
 from loadtest.bench.servers import HOST, Engines, Running, ServerFailed, fake_engines, running
 
@@ -163,8 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.no_install:
         console.print("peers: installing those that are missing (once)", style="dim")
         install_peers(Path(tempfile.gettempdir()) / "warmline-bench-install.log")
-    warning = busy_warning()
-    if warning:
+    for warning in filter(None, (busy_warning(), stale_warning(compiled_state()[1]))):
         found.warnings.append(warning)
         console.print(f"[yellow]warning:[/] {warning}")
     facts = run_facts({})

@@ -1,14 +1,17 @@
 """Facts of the run: commit, machine, versions, and how busy the machine is with other things."""
 
+import importlib.util
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+import sysconfig
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 BUSY_LOAD = 0.5  # one-minute load average above which figures are suspect
+HOT_MODULES = ("router.proxy.exchange", "router.proxy.listener", "router.core.placement", "router.core.prefix_index")
 LIBRARIES = ("uvloop", "httptools", "orjson", "xxhash", "tokenizers")
 
 
@@ -32,6 +35,29 @@ def library_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in LIBRARIES}
 
 
+def compiled_state() -> tuple[bool, list[str]]:
+    """Whether the router's request path runs compiled, and compiled modules that are older than their source."""
+    stale = []
+    compiled = False
+    for name in HOT_MODULES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None or spec.origin.endswith(".py"):
+            continue
+        compiled = True
+        binary = Path(spec.origin)
+        source = binary.with_name(f"{name.rpartition('.')[2]}.py")
+        if source.exists() and source.stat().st_mtime > binary.stat().st_mtime:
+            stale.append(name)
+    return compiled, stale
+
+
+def stale_warning(stale: Sequence[str]) -> str | None:
+    """A text when what runs is not what the sources say."""
+    if not stale:
+        return None
+    return f"compiled before the last change of {', '.join(stale)}: rebuild, or the figures are those of an earlier router"
+
+
 def run_facts(contenders: Mapping[str, str]) -> dict[str, Any]:
     """What a reader needs to judge the figures; `contenders` maps names to versions."""
     return {
@@ -42,8 +68,10 @@ def run_facts(contenders: Mapping[str, str]) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "kernel": platform.release(),
             "python": platform.python_version(),
+            "python_optimised": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         },
         "versions": {**library_versions(), **contenders},
+        "router_compiled": compiled_state()[0],
         "load_average_before": os.getloadavg()[0],
     }
 

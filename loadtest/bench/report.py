@@ -110,7 +110,8 @@ def show(results: Results, facts: dict[str, Any], console: Console) -> None:
     machine = facts["machine"]
     console.print(
         f"\ncommit {facts['commit'][:12]}{' + changes' if facts['dirty'] else ''}; {machine['cores']} × {machine['cpu']}, "
-        f"Linux {machine['kernel']}, Python {machine['python']}"
+        f"Linux {machine['kernel']}, Python {machine['python']}{'' if machine['python_optimised'] else ' (built without PGO)'}, "
+        f"router {'compiled' if facts['router_compiled'] else 'not compiled'}"
     )
     console.print(", ".join(f"{name} {version}" for name, version in facts["versions"].items()), style="dim")
     tables = [cpu_table(results, row.name, row.title) for row in ROWS]

@@ -14,7 +14,8 @@ from loadtest.bench.results import Figure, Results, median_figure
 FACTS = {
     "commit": "0123456789abcdef",
     "dirty": True,
-    "machine": {"cpu": "Some CPU", "cores": 2, "kernel": "6", "python": "3.11"},
+    "machine": {"cpu": "Some CPU", "cores": 2, "kernel": "6", "python": "3.11", "python_optimised": False},
+    "router_compiled": True,
     "versions": {"nginx": "1.22.1"},
 }
 
