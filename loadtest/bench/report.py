@@ -105,14 +105,19 @@ def check_table(results: Results) -> Table:
     return table
 
 
+def headline(facts: dict[str, Any]) -> str:
+    """Commit, machine and build in one line."""
+    machine = facts["machine"]
+    python = f"Python {machine['python']}{'' if machine['python_optimised'] else ' (built without PGO)'}"
+    return (
+        f"\ncommit {facts['commit'][:12]}{' + changes' if facts['dirty'] else ''}; {machine['cores']} × {machine['cpu']}, "
+        f"Linux {machine['kernel']}, {python}, router {'compiled' if facts['router_compiled'] else 'not compiled'}"
+    )
+
+
 def show(results: Results, facts: dict[str, Any], console: Console) -> None:
     """Everything on the console."""
-    machine = facts["machine"]
-    console.print(
-        f"\ncommit {facts['commit'][:12]}{' + changes' if facts['dirty'] else ''}; {machine['cores']} × {machine['cpu']}, "
-        f"Linux {machine['kernel']}, Python {machine['python']}{'' if machine['python_optimised'] else ' (built without PGO)'}, "
-        f"router {'compiled' if facts['router_compiled'] else 'not compiled'}"
-    )
+    console.print(headline(facts))
     console.print(", ".join(f"{name} {version}" for name, version in facts["versions"].items()), style="dim")
     tables = [cpu_table(results, row.name, row.title) for row in ROWS]
     tables.append(pivot_table(results, "first-byte", "First byte when idle: direct, and what each adds"))
