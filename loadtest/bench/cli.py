@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments.no_install:
         console.print("peers: installing those that are missing (once)", style="dim")
         install_peers(Path(tempfile.gettempdir()) / "warmline-bench-install.log")
-    for warning in filter(None, (busy_warning(), stale_warning(compiled_state()[1]))):
+    for warning in filter(None, (busy_warning(), stale_warning(compiled_state(Path.cwd())[1]))):
         found.warnings.append(warning)
         console.print(f"[yellow]warning:[/] {warning}")
     facts = run_facts({})

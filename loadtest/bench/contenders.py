@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.bench.servers import HOST, Engines, Launch, free_port
+from loadtest.bench.servers import HOST, Engines, Launch, free_port, same_python
 
 NGINX = "nginx"
 WARMLINE = "warmline"
@@ -108,7 +108,7 @@ def warmline_launch(site: Site, name: str, options: list[str]) -> Launch:
     if importlib.util.find_spec("router.app") is None:
         raise Unavailable("this tree has no router.app")
     port = free_port()
-    command = [sys.executable, "-c", "import sys; from router.cli import main; sys.exit(main())", "serve"]
+    command = [*same_python(), "-c", "import sys; from router.cli import main; sys.exit(main())", "serve"]
     command += ["--host", HOST, "--port", str(port), "--admin-port", str(free_port()), "--access-log", *options]
     for url in site.engines.urls:
         command += ["--engine", f"vllm={url}"]
@@ -124,7 +124,7 @@ def peer(name: str) -> Callable[[Site], Launch]:
         port = free_port()
         command += ["--host", HOST, "--port", str(port), "--policy", "cache_aware", "--worker-urls", *site.engines.urls]
         command += ["--prometheus-host", HOST, "--prometheus-port", str(free_port()), "--worker-startup-check-interval", "1"]
-        return Launch(name, command, port, version)
+        return Launch(name, command, port, version, environment={"PYTHONPATH": ""})
 
     return launch
 

@@ -14,7 +14,7 @@ from loadtest.bench.decision_rows import decision_row
 from loadtest.bench.index_rows import index_row
 from loadtest.bench.results import Figure
 from loadtest.bench.scale_rows import scale_row
-from loadtest.bench.servers import clean_environment, die_with_parent
+from loadtest.bench.servers import clean_environment, die_with_parent, same_python
 
 DEADLINE_S = 240.0
 ROWS: dict[str, Callable[[str | None, bool], list[Figure]]] = {
@@ -30,7 +30,7 @@ class RowFailed(Exception):
 
 def measure_apart(row: str, tokenizer: str | None, *, quick: bool) -> list[Figure]:
     """The figures of a row, measured in a fresh Python process."""
-    command = [sys.executable, "-m", "loadtest.bench.inprocess", row]
+    command = [*same_python(), "-m", "loadtest.bench.inprocess", row]
     command += ["--quick"] if quick else []
     command += ["--tokenizer", tokenizer] if tokenizer else []
     try:

@@ -35,27 +35,35 @@ def library_versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in LIBRARIES}
 
 
-def compiled_state() -> tuple[bool, list[str]]:
-    """Whether the router's request path runs compiled, and compiled modules that are older than their source."""
-    stale = []
+def compiled_state(tree: Path) -> tuple[bool, list[str]]:
+    """Whether the router's request path runs compiled, and modules compiled from other sources than those in `tree`."""
     compiled = False
+    stale = []
     for name in HOT_MODULES:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None or spec.origin.endswith(".py"):
             continue
         compiled = True
-        binary = Path(spec.origin)
-        source = binary.with_name(f"{name.rpartition('.')[2]}.py")
-        if source.exists() and source.stat().st_mtime > binary.stat().st_mtime:
+        if is_stale(Path(spec.origin), tree.joinpath(*name.split(".")).with_suffix(".py")):
             stale.append(name)
     return compiled, stale
+
+
+def is_stale(binary: Path, source: Path) -> bool:
+    """A build beside its source is stale when older, one elsewhere when the source installed with it differs."""
+    if not source.exists():
+        return False
+    installed = binary.with_name(source.name)
+    if installed.resolve() == source.resolve():
+        return source.stat().st_mtime > binary.stat().st_mtime
+    return installed.exists() and installed.read_bytes() != source.read_bytes()
 
 
 def stale_warning(stale: Sequence[str]) -> str | None:
     """A text when what runs is not what the sources say."""
     if not stale:
         return None
-    return f"compiled before the last change of {', '.join(stale)}: rebuild, or the figures are those of an earlier router"
+    return f"compiled from another source: {', '.join(stale)}; rebuild, or the figures are those of an earlier router"
 
 
 def run_facts(contenders: Mapping[str, str]) -> dict[str, Any]:
@@ -71,7 +79,7 @@ def run_facts(contenders: Mapping[str, str]) -> dict[str, Any]:
             "python_optimised": "--enable-optimizations" in (sysconfig.get_config_var("CONFIG_ARGS") or ""),
         },
         "versions": {**library_versions(), **contenders},
-        "router_compiled": compiled_state()[0],
+        "router_compiled": compiled_state(Path.cwd())[0],
         "load_average_before": os.getloadavg()[0],
     }
 

@@ -101,6 +101,11 @@ def wait_until_listening(server: Running) -> None:
     raise ServerFailed(f"{server.name} does not hold port {server.port}:\n{last_lines(server.log)}")
 
 
+def same_python() -> list[str]:
+    """This interpreter, looking for modules as we do: with -P the folder we are in does not stand before PYTHONPATH."""
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+
+
 def clean_environment() -> dict[str, str]:
     """Our environment without the router's own settings: contenders run with their defaults."""
     return {name: value for name, value in os.environ.items() if not name.startswith("WARMLINE_")}
@@ -145,7 +150,7 @@ class Engines:
 def fake_engines(count: int, folder: Path) -> Iterator[Engines]:
     """`count` fake workers on free ports, in a process of their own."""
     ports = ",".join(["0"] * count)
-    command = [sys.executable, "-m", "loadtest.bench.fake_engine", "--ports", ports]
+    command = [*same_python(), "-m", "loadtest.bench.fake_engine", "--ports", ports]
     with (folder / "fake-engines.log").open("wb") as errors:
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True, preexec_fn=die_with_parent

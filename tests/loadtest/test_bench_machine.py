@@ -18,19 +18,38 @@ def test_facts_name_commit_machine_and_versions() -> None:
     assert facts["commit"] and isinstance(facts["dirty"], bool)
 
 
-def test_a_compiled_module_older_than_its_source_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+HOT = "router.proxy.exchange"
+
+
+@pytest.mark.parametrize(
+    ("installed", "source_age_s", "stale"),
+    [
+        (None, 300, False),  # built in place, after the last change
+        (None, 100, True),
+        ("same", 100, False),  # installed elsewhere from these sources
+        ("other", 300, True),
+    ],
+)
+def test_a_build_from_other_sources_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, source_age_s: int, stale: bool
+) -> None:
     """Nobody takes the figures of an earlier build for those of the sources."""
-    source, binary = tmp_path / "exchange.py", tmp_path / "exchange.cpython-311-x86_64-linux-gnu.so"
-    for path, made_at in ((binary, 100), (source, 200)):
-        path.touch()
-        os.utime(path, (made_at, made_at))
-    spec = ModuleSpec("router.proxy.exchange", None, origin=str(binary))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name.endswith("exchange") else None)
-    assert compiled_state() == (True, ["router.proxy.exchange"])
-    assert "rebuild" in (stale_warning(["router.proxy.exchange"]) or "")
-    os.utime(binary, (300, 300))
-    assert compiled_state() == (True, [])
-    assert stale_warning([]) is None
+    folder = tmp_path / "tree" / "router" / "proxy"
+    folder.mkdir(parents=True)
+    (folder / "exchange.py").write_text("same")
+    place = folder
+    if installed is not None:
+        place = tmp_path
+        (place / "exchange.py").write_text(installed)
+    binary = place / "exchange.cpython-311-x86_64-linux-gnu.so"
+    binary.touch()
+    now_s = binary.stat().st_mtime
+    os.utime(binary, (now_s, now_s - 200))
+    os.utime(folder / "exchange.py", (now_s, now_s - source_age_s))
+    spec = ModuleSpec(HOT, None, origin=str(binary))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec if name == HOT else None)
+    assert compiled_state(tmp_path / "tree") == (True, [HOT] if stale else [])
+    assert bool(stale_warning([HOT] if stale else [])) is stale
 
 
 def test_git_outside_a_repository_is_silent() -> None:
