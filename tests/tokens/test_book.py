@@ -131,6 +131,8 @@ def test_affixes() -> None:
     assert (entry.prefix, entry.suffix) == (bos, eos)
     entry = entry_of(with_affixes(MODEL, "<s> $A"))
     assert (entry.prefix, entry.suffix) == (bos, b"")
+    entry = entry_of(with_affixes(MODEL, "<s>"))
+    assert (entry.prefix, entry.suffix) == (b"", b""), "a post-processor that drops the text"
 
 
 def test_truncation_and_padding_are_off() -> None:

@@ -84,6 +84,11 @@ def test_steps_are_exact(text: str, chars: int) -> None:
     assert tokens == entry.encode(text)
 
 
+def test_a_step_never_passes_the_end_of_its_part() -> None:
+    """Where no words part before a part's end, the step goes to that end, whatever stands behind."""
+    assert Cutter(None, True).step("one two 111111111111 three four", 0, 9, 20) == 20
+
+
 @pytest.mark.parametrize(
     "text",
     [OPENER * 170_000, "1" * 2_000_000, "a b" * 700_000, ("1" * 60_000 + " a b ") * 33, "a," * 1_000_000],

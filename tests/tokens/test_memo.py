@@ -101,4 +101,4 @@ def test_span_bytes_are_what_a_span_takes() -> None:
         parent = memo.add(Span(digest, parent, array("Q", range(number, number + 8)), 2**50 + index, bytes(40), number))
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert 0.8 < memo.used_bytes / taken < 1.2
+    assert 0.8 < memo.used_bytes / taken < 1.3  # a compiled span is the smaller
