@@ -114,6 +114,14 @@ def test_template_sources(tmp_path: Path) -> None:
     assert rendered("more") == "more"
 
 
+def test_a_tokenizer_json_alone(tmp_path: Path) -> None:
+    """Without tokenizer_config.json there is no template, but plain prompts are keyed."""
+    MODEL.save(str(tmp_path / "mine.json"))
+    entry = book(tmp_path / "mine.json").for_model("x")
+    assert entry is not None
+    assert entry.template is None
+
+
 def test_config_that_is_no_object(tmp_path: Path) -> None:
     """A tokenizer_config.json of another shape says nothing."""
     folder = write_folder(tmp_path / "t", MODEL)
@@ -131,8 +139,6 @@ def test_affixes() -> None:
     assert (entry.prefix, entry.suffix) == (bos, eos)
     entry = entry_of(with_affixes(MODEL, "<s> $A"))
     assert (entry.prefix, entry.suffix) == (bos, b"")
-    entry = entry_of(with_affixes(MODEL, "<s>"))
-    assert (entry.prefix, entry.suffix) == (b"", b""), "a post-processor that drops the text"
 
 
 def test_truncation_and_padding_are_off() -> None:
