@@ -12,6 +12,7 @@ from router.settings import TokenSettings
 from router.tokens.book import TokenizerBook, cut_tokens, encode_all, is_divisible, overlaps
 from router.tokens.pre_tokenizers import GPT2, LLAMA3
 from router.wire.openai_request import ChatPrompt
+from tests.tokens.test_gguf_tokenizer import write as write_gguf
 from tests.tokens.vocabularies import CHATML, byte_level, entry_of, sentencepiece_like, with_affixes, write_folder
 
 MODEL = byte_level((GPT2,))
@@ -48,12 +49,13 @@ def test_ways_to_name_a_tokenizer(tmp_path: Path, smollm_gguf: Path, tokenizer_c
     assert entry.is_llama_cpp
 
 
-def test_a_gguf_is_read_without_a_cache_too(smollm_gguf: Path, tmp_path: Path) -> None:
+def test_a_gguf_is_read_without_a_cache_too(tmp_path: Path) -> None:
     """Where nothing can be kept the conversion serves as it is."""
     (tmp_path / "file").write_text("")
-    entry = book(smollm_gguf, cache=tmp_path / "file").for_model("x")
+    entry = book(write_gguf(tmp_path / "m.gguf", chat_template="{{ 1 }}"), cache=tmp_path / "file").for_model("x")
     assert entry is not None
-    assert entry.cutter.opener == "<|im_start|>"
+    assert (entry.name, entry.is_llama_cpp, entry.bos_token) == ("m.gguf", True, "<|bos|>")
+    assert entry.template is not None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.tokens.cuts import DESERT_CHARS, SEGMENT_CHARS, Cutter, could_hide_in, safe_cut
@@ -43,6 +43,7 @@ def test_cuts_rise_to_the_end(start: int, stop: int, text: str) -> None:
         assert cuts[-1:] == ([len(long)] if long else [])
 
 
+@settings(max_examples=40)
 @given(st.randoms(use_true_random=False), st.booleans())
 def test_a_common_prefix_has_common_cuts(rng: random.Random, divisible: bool) -> None:
     """What two texts share is cut alike, but for the last word of it: so the memo of one serves the other."""

@@ -4,7 +4,7 @@ import random
 import tracemalloc
 from array import array
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.tokens.memo import SPAN_BYTES, PrefixMemo, Span, keys_up_to
@@ -53,6 +53,7 @@ def test_a_span_without_its_parent_is_not_kept() -> None:
     assert (len(memo), memo.used_bytes) == (0, 0)
 
 
+@settings(max_examples=50)
 @given(st.randoms(use_true_random=False), st.integers(1, 12))
 def test_random_use_keeps_the_invariants(rng: random.Random, room: int) -> None:
     """After any use: the bytes are the sum of the spans held, within the limit, and every held span's parent is held."""

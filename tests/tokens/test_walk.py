@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.keys import chain
@@ -74,6 +74,7 @@ def test_keys_are_those_of_the_whole_text(name: str, turns: list[str], affixed: 
         assert memo.used_bytes <= memo.limit_bytes
 
 
+@settings(max_examples=30)
 @given(st.integers().map(random.Random), st.integers(1, 60))
 def test_two_walks_share_a_memo(rng: random.Random, room: int) -> None:
     """Walks that go on in turns, one evicting what the other stands on, still end with the right keys."""
