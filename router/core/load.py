@@ -147,9 +147,9 @@ class Load:
 
     def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:
         """Uncached tokens ahead of a request that arrives now."""
-        own: float = self.pending_tokens
+        own = float(self.pending_tokens)
         if self.head is not None:
-            own -= min(self.head.uncached_tokens, max(0.0, (now_s - self.head_since_s) / s_per_token))
+            own -= min(float(self.head.uncached_tokens), max(0.0, (now_s - self.head_since_s) / s_per_token))
         return own + self.others_tokens(now_s, mean_uncached_tokens)
 
     def _leave(self, lease: Lease) -> None:

@@ -226,7 +226,7 @@ class PrefixIndex:
         cache = self._caches[slot]
         for node, hold in cache.holds.items():
             self._leave(node, cache.bit)
-            del hold.node, hold.older, hold.newer  # else they would be garbage in cycles
+            hold.older = hold.newer = cache.end  # else they would be garbage in cycles
         self._holds -= len(cache.holds)
         cache.holds = {}
         cache.used_blocks = 0

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import NamedTuple, NewType
 
 WorkerId = NewType("WorkerId", str)
 BLOCK_TOKENS = 16  # canonical block; an engine's block is a multiple (design: keys)
@@ -54,8 +54,7 @@ class PromptKeys:
     unkeyed_reason: str | None = None
 
 
-@dataclass(slots=True, frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """What an engine reported about one request; None where it did not say."""
 
     prompt_tokens: int | None = None

@@ -156,9 +156,9 @@ def origin_path(target: bytes) -> tuple[bytes, bytes]:
 
 
 def clean_request_id(value: bytes) -> bytes | None:
-    """A client's X-Request-Id if it is safe to echo and log: 1–128 visible ASCII characters, no quotes; else None."""
+    """A client's X-Request-Id if it is safe to echo and log: 1–128 visible ASCII characters, no quotes or `=`; else None."""
     if 0 < len(value) <= 128 and value.isascii():
         text = value.decode("ascii")
-        if text.isprintable() and not set(text) & set(' "\\<>'):
+        if text.isprintable() and not set(text) & set(' "=\\<>'):
             return value
     return None

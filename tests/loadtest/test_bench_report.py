@@ -36,7 +36,7 @@ def test_everything_found_is_printed() -> None:
         [
             median_figure("chat2k", CPU, NGINX, "µs", [20.0, 21.0], **detail),
             median_figure("chat2k", CPU, WARMLINE, "µs", [70.0, 73.5], **detail),
-            Figure("unseen", "own delay before dispatch", WARMLINE, "ms", 1.5, (1.0, 2.0)),
+            Figure("unseen", "own delay on its way to an engine", WARMLINE, "ms", 1.5, (1.0, 2.0)),
             Figure("index", "resident bytes per block", "", "B", 13.0, detail={"blocks": 5e6}),
         ],
         absent={"smg": "smg is not installed"},

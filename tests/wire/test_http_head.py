@@ -136,6 +136,7 @@ def test_origin_path(target: bytes, path: bytes, origin: bytes) -> None:
         (b"x" * 129, False),
         (b"a b", False),
         (b'a"b', False),
+        (b"a=b", False),
         (b"\xff", False),
         (b"a\tb", False),
     ],
