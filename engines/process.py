@@ -69,7 +69,7 @@ class ChildProcess:
 
     def stop(self, deadline_s: float = 5.0) -> None:
         """SIGTERM, then SIGKILL after `deadline_s`. Returns when the process is gone; harmless when it already is."""
-        self._signal(signal.SIGTERM)
+        self.terminate()
         try:
             self._process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -82,6 +82,10 @@ class ChildProcess:
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._close_pipe()
+
+    def terminate(self) -> None:
+        """SIGTERM, without waiting for the end."""
+        self._signal(signal.SIGTERM)
 
     def interrupt(self) -> None:
         """SIGINT, as Ctrl-C in the child's own terminal would send."""

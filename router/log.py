@@ -6,7 +6,6 @@ Neither ever blocks the event loop (see line_writer.py), and neither shows promp
 import json
 import logging
 import re
-import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple

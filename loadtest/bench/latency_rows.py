@@ -1,10 +1,10 @@
 """Rows 4 and 6: what a proxy adds to the first byte when idle, and what a never-seen long prompt delays."""
 
 import asyncio
+import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from loadtest.bench.bodies import KINDS, bodies, unseen_body
 from loadtest.bench.load import LoadFailed, percentile, request_bytes, run_load
@@ -14,7 +14,7 @@ from loadtest.bench.servers import HOST
 DIRECT = "direct"
 FIRST_BYTE = "first byte"
 ADDED = "added"
-UNSEEN_SELF = "own delay before dispatch"
+UNSEEN_SELF = "own delay on its way to an engine"
 UNSEEN_OTHERS = "delay of small requests beside it"
 BATCH = 50
 GROUPS = 5
@@ -63,14 +63,6 @@ def percentile_figures(name: str, label: str, whole_ms: list[float], direct_ms: 
     ]
 
 
-@dataclass
-class Watched:
-    """One long prompt and the small requests that ran beside it."""
-
-    dispatch_ms: float
-    slowest_small_ms: float
-
-
 async def read_arrivals(engine_ports: Sequence[int]) -> list[tuple[float, float, int]]:
     """Take (first byte, last byte, body bytes) of every request that reached the engines since the last call."""
     rows: list[tuple[float, float, int]] = []
@@ -83,25 +75,29 @@ async def read_arrivals(engine_ports: Sequence[int]) -> list[tuple[float, float,
     return rows
 
 
-async def watch_one(port: int, engine_ports: Sequence[int], small: Sequence[bytes], seed: int) -> Watched:
-    """Send one never-seen long prompt among small requests."""
-    body = unseen_body(UNSEEN_BYTES, seed)
-    request = request_bytes(f"{HOST}:{port}", body)
+async def time_alone(port: int, engine_ports: Sequence[int], request: bytes) -> float:
+    """Milliseconds from sending a never-seen long prompt to the arrival of its last byte at an engine."""
     await read_arrivals(engine_ports)
-    until = asyncio.Event()
+    sample = (await run_load(HOST, port, [request], concurrency=1, deadline_s=20)).samples[0]
+    await asyncio.sleep(WATCH_S)
+    arrived = [last for _, last, size in await read_arrivals(engine_ports) if size > UNSEEN_BYTES // 2]
+    if not arrived:
+        raise LoadFailed("the long prompt reached no engine")
+    return (arrived[0] - sample.sent_s) * 1e3
+
+
+async def slowest_beside(port: int, request: bytes, small: Sequence[bytes]) -> float:
+    """Milliseconds of the slowest small request from a never-seen long prompt on until its tail must be done."""
+    stop = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
-        beside = tasks.create_task(run_load(HOST, port, small, concurrency=1, pause_s=PAUSE_S, stop=until, deadline_s=30))
+        beside = tasks.create_task(run_load(HOST, port, small, concurrency=1, pause_s=PAUSE_S, stop=stop, deadline_s=30))
         await asyncio.sleep(0.1)
         try:
             long = (await run_load(HOST, port, [request], concurrency=1, deadline_s=20)).samples[0]
             await asyncio.sleep(WATCH_S)
         finally:
-            until.set()
-    arrived = [last for _, last, size in await read_arrivals(engine_ports) if size > UNSEEN_BYTES // 2]
-    if not arrived:
-        raise LoadFailed("the long prompt reached no engine")
-    beside_ms = [(s.end_s - s.sent_s) * 1e3 for s in beside.result().samples if s.end_s >= long.sent_s]
-    return Watched((arrived[0] - long.flushed_s) * 1e3, max(beside_ms))
+            stop.set()
+    return max((s.end_s - s.sent_s) * 1e3 for s in beside.result().samples if s.end_s >= long.sent_s)
 
 
 async def idle_small_ms(port: int, small: Sequence[bytes]) -> float:
@@ -113,26 +109,24 @@ async def idle_small_ms(port: int, small: Sequence[bytes]) -> float:
 async def unseen_row(
     ports: Mapping[str, int], engine_ports: Sequence[int], prompts: int, results: Results, step: Callable[[str], None]
 ) -> None:
-    """Delays of never-seen 100 k-token prompts (minus the direct delay) and of small requests beside (minus idle ones)."""
-    watched: dict[str, list[Watched]] = {name: [] for name in ports}
-    small = {
-        name: [request_bytes(f"{HOST}:{port}", body) for body in bodies(KINDS["chat2k"], 1000, seed=77)]
-        for name, port in ports.items()
-    }
-    idle_ms = {name: await idle_small_ms(port, small[name]) for name, port in ports.items()}
-    for number in range(prompts):
-        for place, (name, port) in enumerate(ports.items()):
+    """Never-seen 100 k-token prompts: their own way to an engine, alone, and the slowest small request beside another one."""
+    alone: dict[str, list[float]] = {name: [] for name in ports}
+    beside: dict[str, list[float]] = {name: [] for name in ports}
+    small = [request_bytes(HOST, body) for body in bodies(KINDS["chat2k"], 1000, seed=77)]
+    idle_ms = {name: await idle_small_ms(port, small) for name, port in ports.items()}
+    seeds = itertools.count()
+    for _ in range(prompts):
+        for name, port in ports.items():
             step(f"never-seen long prompt: {name}")
+            one, other = (request_bytes(HOST, unseen_body(UNSEEN_BYTES, next(seeds))) for _ in range(2))
             try:
-                watched[name].append(await watch_one(port, engine_ports, small[name], number * len(ports) + place))
+                alone[name].append(await time_alone(port, engine_ports, one))
+                beside[name].append(await slowest_beside(port, other, small) - idle_ms[name])
             except* LoadFailed as errors:
                 results.absent.setdefault(f"unseen/{name}", str(errors.exceptions[0]))
-    direct_ms = statistics.median(w.dispatch_ms for w in watched[DIRECT])
-    for name, seen in watched.items():
-        if not seen:
-            continue
-        own = [w.dispatch_ms - (0 if name == DIRECT else direct_ms) for w in seen]
-        beside = [w.slowest_small_ms - idle_ms[name] for w in seen]
-        results.figures.append(Figure("unseen", UNSEEN_SELF, name, "ms", statistics.median(own), tuple(own)))
-        detail = {"idle_small_ms": idle_ms[name], "worst_ms": max(beside)}
-        results.figures.append(Figure("unseen", UNSEEN_OTHERS, name, "ms", statistics.median(beside), tuple(beside), detail))
+    direct_ms = statistics.median(alone[DIRECT])
+    for name in ports:
+        if alone[name] and beside[name]:
+            own_ms = [way_ms - direct_ms for way_ms in alone[name]]
+            results.figures.append(median_figure("unseen", UNSEEN_SELF, name, "ms", own_ms, direct_ms=direct_ms))
+            results.figures.append(median_figure("unseen", UNSEEN_OTHERS, name, "ms", beside[name], idle_ms=idle_ms[name]))

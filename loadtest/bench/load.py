@@ -50,7 +50,6 @@ class Sample:
     """One request's times, seconds on the monotonic clock."""
 
     sent_s: float
-    flushed_s: float  # the last byte was handed to the kernel
     first_byte_s: float
     end_s: float
 
@@ -128,24 +127,15 @@ class ClientConnection(asyncio.Protocol):
         self.parser = httptools.HttpResponseParser(self)
         self.busy = False
         self.finished = False
-        self.paused = False
         self.body: list[bytes] = []
-        self.sample = Sample(0.0, 0.0, 0.0, 0.0)
+        self.sample = Sample(0.0, 0.0, 0.0)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's own class does not inherit from it
-        self.transport.set_write_buffer_limits(high=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.busy and not self.finished:
             self.work.fail(f"connection lost during a request: {exc or 'closed by the server'}")
-
-    def pause_writing(self) -> None:
-        self.paused = True
-
-    def resume_writing(self) -> None:
-        self.paused = False
-        self.sample.flushed_s = time.monotonic()
 
     def send_next(self) -> None:
         work = self.work
@@ -157,10 +147,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self.busy = True
         self.body = []
-        self.sample = Sample(time.monotonic(), 0.0, 0.0, 0.0)
+        self.sample = Sample(time.monotonic(), 0.0, 0.0)
         self.transport.write(request)
-        if not self.paused:
-            self.sample.flushed_s = time.monotonic()
 
     def data_received(self, data: bytes) -> None:
         if self.busy and self.sample.first_byte_s == 0.0:

@@ -8,14 +8,14 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from xxhash import xxh3_128_hexdigest
 
 from router.errors import SettingsError
 from router.tokens.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 
-FORMAT = 1  # of what is kept; a new number makes the old folders unread
-CONTROL, USER_DEFINED = 3, 4  # of tokenizer.ggml.token_type
+FORMAT = 2  # of what is kept; a new number makes the old folders unread
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # of tokenizer.ggml.token_type
 
 
 def converted_folder(path: Path, cache: Path) -> Path | None:
@@ -46,21 +46,19 @@ def convert(path: Path) -> tuple[Tokenizer, dict[str, Any]]:
     """The tokenizer and what tokenizer_config.json would say of it: bos_token, eos_token, chat_template, gguf."""
     fields = read_fields(path)
     tokens: list[str] = fields["tokens"]
-    merges: list[str] | None = fields.get("merges")
-    pre_name = fields.get("pre", "default")
-    if fields.get("model") != "gpt2" or merges is None:
+    kind = fields.get("model")
+    if kind == "gpt2" and "merges" in fields:
+        pre = pre_tokenizer_of(path, fields)
+        tokenizer, adds_bos = byte_level(tokens, fields["merges"], pre), pre.adds_bos
+    elif kind == "llama" and len(fields.get("scores", ())) == len(tokens):
+        tokenizer, adds_bos = sentence_pieces(tokens, fields), True
+    else:
         raise SettingsError(
-            f"tokenizer: {str(path)!r} holds a tokenizer of kind {fields.get('model')!r}; only byte-level BPE ('gpt2') is read "
-            "from GGUF: give the model's folder with tokenizer.json instead"
+            f"tokenizer: {str(path)!r} holds a tokenizer of kind {kind!r}; those read from GGUF are byte-level BPE ('gpt2', "
+            "with merges) and SentencePiece BPE ('llama', with scores): give the model's folder with tokenizer.json instead"
         )
-    if pre_name not in PRE_TOKENIZERS:
-        raise SettingsError(
-            f"tokenizer: {str(path)!r} splits text by {pre_name!r}, which is not one of {', '.join(sorted(PRE_TOKENIZERS))}: "
-            "give the model's folder with tokenizer.json instead"
-        )
-    pre = PRE_TOKENIZERS[pre_name]
-    tokenizer = build(tokens, merges, fields.get("token_type", []), pre)
-    add_affixes(tokenizer, tokens, fields, pre)
+    add_special_tokens(tokenizer, tokens, fields.get("token_type", []))
+    add_affixes(tokenizer, tokens, fields, adds_bos)
     config = {
         "bos_token": token_at(tokens, fields.get("bos_token_id")),
         "eos_token": token_at(tokens, fields.get("eos_token_id")),
@@ -88,8 +86,18 @@ def read_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def build(tokens: list[str], merges: list[str], kinds: list[int], pre: PreTokenizer) -> Tokenizer:
-    """Byte-level BPE with llama.cpp's pre-tokenizer; control and user-defined tokens are matched in the text first."""
+def pre_tokenizer_of(path: Path, fields: dict[str, Any]) -> PreTokenizer:
+    name = fields.get("pre", "default")
+    if name not in PRE_TOKENIZERS:
+        raise SettingsError(
+            f"tokenizer: {str(path)!r} splits text by {name!r}, which is not one of {', '.join(sorted(PRE_TOKENIZERS))}: "
+            "give the model's folder with tokenizer.json instead"
+        )
+    return PRE_TOKENIZERS[name]
+
+
+def byte_level(tokens: list[str], merges: list[str], pre: PreTokenizer) -> Tokenizer:
+    """Byte-level BPE with llama.cpp's pre-tokenizer."""
     pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.BPE(vocabulary, pairs, ignore_merges=pre.ignore_merges))
@@ -100,15 +108,44 @@ def build(tokens: list[str], merges: list[str], kinds: list[int], pre: PreTokeni
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    named = list(zip(tokens, kinds, strict=False))
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in named if kind == CONTROL])
-    tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in named if kind == USER_DEFINED])
     return tokenizer
 
 
-def add_affixes(tokenizer: Tokenizer, tokens: list[str], fields: dict[str, Any], pre: PreTokenizer) -> None:
+def sentence_pieces(tokens: list[str], fields: dict[str, Any]) -> Tokenizer:
+    """BPE over text with ▁ for spaces; a pair merges if its joint text is a token, best score first; bytes for the rest.
+
+    llama.cpp keeps no merges for this kind but finds them by score; those of equal joint text go by the parts' ids.
+    """
+    vocabulary = {token: index for index, token in enumerate(tokens)}
+    scores: list[float] = fields["scores"]
+    kinds: list[int] = fields.get("token_type", [])
+    normal = [index for index in range(len(tokens)) if index >= len(kinds) or kinds[index] in (NORMAL, USER_DEFINED)]
+    ranked = sorted(normal, key=lambda index: -scores[index])
+    merges = [pair for index in ranked for pair in ways_to_merge(tokens[index], vocabulary)]
+    unknown = token_at(tokens, fields.get("unknown_token_id"))
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=False, byte_fallback=True))
+    replace = normalizers.Replace(" ", "▁")
+    adds_space = fields.get("add_space_prefix", True)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace]) if adds_space else replace
+    return tokenizer
+
+
+def ways_to_merge(token: str, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    cuts = ((token[:at], token[at:]) for at in range(1, len(token)))
+    pairs = [(left, right) for left, right in cuts if left in vocabulary and right in vocabulary]
+    return sorted(pairs, key=lambda pair: (vocabulary[pair[0]], vocabulary[pair[1]]))
+
+
+def add_special_tokens(tokenizer: Tokenizer, tokens: list[str], kinds: list[int]) -> None:
+    """Control, unknown and user-defined tokens are matched in the text before anything else."""
+    named = list(zip(tokens, kinds, strict=False))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in named if kind in (CONTROL, UNKNOWN)])
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token, kind in named if kind == USER_DEFINED])
+
+
+def add_affixes(tokenizer: Tokenizer, tokens: list[str], fields: dict[str, Any], adds_bos: bool) -> None:
     """BOS and EOS where llama.cpp adds them with add_special."""
-    bos = fields.get("bos_token_id") if fields.get("add_bos_token", pre.adds_bos) else None
+    bos = fields.get("bos_token_id") if fields.get("add_bos_token", adds_bos) else None
     eos = fields.get("eos_token_id") if fields.get("add_eos_token", False) else None
     ids = [index for index in (bos, eos) if index is not None]
     if not ids:

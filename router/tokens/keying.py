@@ -187,6 +187,8 @@ class DeepKeying(Keying):
         if self._is_tail:
             self._is_tail = False
             self._bounds.release(len(self._walk.text))
+        keys = self.keys
+        self._walk.text = ""  # the call may go on for minutes
         self._resolve()
         if self._on_done is not None:
-            self._on_done(self.keys)
+            self._on_done(keys)
