@@ -12,11 +12,19 @@ REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA3 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + REST
 QWEN2 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + REST
 QWEN35 = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SLASH_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-CASED_1, CASED_2 = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*")
-GPT4O = rf"{CASED_1}{CONTRACTIONS}?|{CASED_2}{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASH_REST}"
-TEKKEN = rf"{CASED_1}|{CASED_2}|\p{{N}}|{SLASH_REST}"
+
+
+def cased(upper: str, lower: str, contractions: str) -> str:
+    """Words that begin with capitals and go on in small letters, of GPT-4o and Tekken."""
+    first = r"[^\r\n\p{L}\p{N}]?"
+    return f"{first}{upper}*{lower}+{contractions}|{first}{upper}+{lower}*{contractions}"
+
+
+UPPER, LOWER = r"((?=[\p{L}])([^a-z]))", r"((?=[\p{L}])([^A-Z]))"  # llama.cpp's reading of those below: no marks
+AUTHORS_UPPER, AUTHORS_LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+GPT4O = rf"{cased(UPPER, LOWER, CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{SLASH_REST}"
+TEKKEN = rf"{cased(UPPER, LOWER, '')}|\p{{N}}|{SLASH_REST}"
 DEEPSEEK3 = (
     r"\p{N}{1,3}",
     r"[一-龥぀-ゟ゠-ヿ]+",
@@ -55,7 +63,11 @@ PRE_TOKENIZERS = {name: pre for names, pre in _families for name in names}
 
 # The same as their authors wrote them in tokenizer.json files.
 _I_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_words = (LLAMA3, QWEN2, QWEN35, GPT4O, TEKKEN, GPT2, DEEPSEEK3[2])
+_authors_cased = (
+    rf"{cased(AUTHORS_UPPER, AUTHORS_LOWER, CONTRACTIONS + '?')}|\p{{N}}{{1,3}}|{SLASH_REST}",
+    rf"{cased(AUTHORS_UPPER, AUTHORS_LOWER, '')}|\p{{N}}|{SLASH_REST}",
+)
+_words = (LLAMA3, QWEN2, QWEN35, GPT4O, TEKKEN, *_authors_cased, GPT2, DEEPSEEK3[2])
 WORD_PATTERNS = frozenset(
     (*_words, *(pattern.replace(CONTRACTIONS, _I_CONTRACTIONS) for pattern in _words), GPT2.removesuffix(r"|\s+"))
 )

@@ -84,10 +84,56 @@ def test_whole_words_are_taken_first_where_llama_cpp_does(tmp_path: Path) -> Non
     assert ids(with_bos, "hello", special=False) == [TOKENS.index("hello")]
 
 
+PIECES = [
+    "<unk>",
+    "<s>",
+    "</s>",
+    *(f"<0x{byte:02X}>" for byte in range(256)),
+    "▁",
+    "h",
+    "e",
+    "l",
+    "o",
+    "he",
+    "ll",
+    "▁he",
+    "hell",
+]
+SENTENCE_PIECES = {
+    "model": "llama",
+    "tokens": PIECES,
+    "scores": [0.0] * 259 + [-10.0] * 5 + [-1.0, -2.0, -0.5, -3.0],
+    "token_type": [2, 3, 3] + [6] * 256 + [1] * 9,
+    "unknown_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "merges": None,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "pieces"),
+    [
+        ({}, "hell", ["<s>", "▁he", "ll"]),
+        ({}, "hell hell", ["<s>", "▁he", "ll", "▁he", "ll"]),
+        ({"add_space_prefix": False}, "hell", ["<s>", "hell"]),
+        ({"add_space_prefix": False, "add_bos_token": False}, "é", ["<0xC3>", "<0xA9>"]),
+        ({"add_bos_token": False}, "he</s>he", ["▁he", "</s>", "▁he"]),
+        ({"token_type": None, "add_space_prefix": False}, "hell", ["<s>", "hell"]),
+    ],
+    ids=["best-score", "spaces", "no-prefix", "bytes", "special", "no-kinds"],
+)
+def test_sentence_pieces(tmp_path: Path, fields: dict[str, Any], text: str, pieces: list[str]) -> None:
+    """SentencePiece vocabularies merge by score, mark spaces, fall back to bytes, and begin with BOS unless told not to."""
+    tokenizer, _ = convert(write(tmp_path / "m.gguf", **{**SENTENCE_PIECES, **fields}))
+    assert tokenizer.encode(text).tokens == pieces
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"model": "llama"}, "of kind 'llama'"),
+        ({"model": "t5"}, "of kind 't5'"),
         ({"merges": None}, "of kind 'gpt2'"),
         ({"pre": "martian"}, "'martian', which is not one of"),
     ],
