@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -155,9 +157,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 when every budget measured is met, 3 when one is missed, 1 when nothing could be measured."""
+    """Exit status 0 when every budget measured is met, 3 when one is missed, 1 when nothing was measured, 130 on Ctrl-C."""
     arguments = parse(argv)
     console = report.make_console()
+    before = signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))  # servers are stopped on both
+    try:
+        return bench(arguments, console)
+    except KeyboardInterrupt:
+        console.print("interrupted; everything started has been stopped")
+        return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def bench(arguments: argparse.Namespace, console: Console) -> int:
+    """One run, from installing peers to the kept file; the exit status."""
     found = Results()
     plan = Plan(tuple(arguments.only or ALL_ROWS), tuple(arguments.contender or CONTENDERS), arguments.quick)
     if not arguments.no_install:

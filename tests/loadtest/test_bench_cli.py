@@ -1,11 +1,16 @@
 """The whole bench, small, with whatever contender is at hand."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from loadtest.bench.accounting import process_tree
 from loadtest.bench.cli import Plan, main, parse
 
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin")
@@ -36,3 +41,27 @@ def test_one_row_against_nginx(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [(figure["row"], figure["contender"]) for figure in figures] == [("repeat2k", "nginx")]
     assert len(figures[0]["rounds"]) == 3 and figures[0]["value"] > 0
     assert "÷ nginx" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx is not installed")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_bench_leaves_nothing_behind(tmp_path: Path, number: signal.Signals) -> None:
+    """Ctrl-C or SIGTERM once servers run: status 130, no child and no temporary folder left."""
+    command = [sys.executable, "-m", "loadtest.bench", "--no-install", "--only", "stream64", "--contender", "nginx"]
+    command += ["--out", str(tmp_path / "out")]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, preexec_fn=restore_interrupt) as process:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith(b"starting"):
+            assert process.poll() is None
+        children = process_tree(process.pid)[1:]
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130 and b"interrupted" in output
+    assert children and not [child for child in children if Path(f"/proc/{child}").exists()]
+    assert list(tmp_path.iterdir()) == []
+
+
+def restore_interrupt() -> None:
+    """Started in the background, as test runs may be, a process ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
