@@ -254,7 +254,7 @@ def is_divisible(shape: Mapping[str, Any]) -> bool:
 def leaves_words(token: Mapping[str, Any]) -> bool:
     """True for an added token that no safe cut can part, from itself or from the space that it takes with it."""
     text = token["content"]
-    takes_space = (token["lstrip"] and text[:1].isalpha()) or (token["rstrip"] and text[-1:].isalpha())
+    takes_space = (token["lstrip"] and text[:1].isalnum()) or (token["rstrip"] and text[-1:].isalnum())
     return not (could_hide_in(text) or takes_space or token["single_word"])
 
 
