@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import logging
 import random
@@ -34,6 +35,8 @@ BACKLOG = 4096  # connections the kernel holds before they are accepted
 DRAIN_POLL_S = 0.05
 YOUNG_OBJECTS = 20_000  # allocations between two collections of the youngest, 1 ms each
 FREEZE_S = 5.0
+KEPT_BYTES = 64 * 1024 * 1024
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class Router:
@@ -159,6 +162,7 @@ def run(settings: Settings) -> int:
     stats = Stats()
     book = TokenizerBook(settings.tokens)
     raise_file_limit()
+    keep_freed_memory()
     handler = setup_logging(settings.log, stats)
     access_log = AccessLog(settings.log, stats) if settings.log.access_log else None
     try:
@@ -195,6 +199,18 @@ async def keep_collections_short() -> None:
     while True:
         gc.freeze()
         await asyncio.sleep(FREEZE_S)
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep memory that large bodies gave back, for the next ones; elsewhere this does nothing.
+
+    By default it returns blocks over 128 KB to the system at once, and taking them back page by page made up two
+    thirds of the cost of relaying a 100 KB body (105 against 35 us).
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
 
 
 def raise_file_limit() -> None:

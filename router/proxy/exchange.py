@@ -4,20 +4,18 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from router.core.placement import Lease
-from router.core.types import Lifecycle, PromptKeys, WorkerId
+from router.core.types import PromptKeys, WorkerId
 from router.errors import (
-    ModelNotFound,
-    NoWorker,
     Overloaded,
     PathNotFound,
     RouterError,
     RouterFull,
-    ShuttingDown,
     UpstreamBroken,
     UpstreamClosed,
     UpstreamTimeout,
 )
 from router.log import AccessEntry
+from router.proxy.own_answers import own_answer
 from router.proxy.relay import Relay
 from router.proxy.request import IncomingRequest
 from router.proxy.routes import HEALTH, MODELS, OTHER, route_of
@@ -33,7 +31,7 @@ from router.wire.http_head import (
     origin_path,
     response_head,
 )
-from router.wire.openai_error import error_body, error_event, model_body, models_list
+from router.wire.openai_error import error_body, error_event
 from router.wire.openai_request import Family, ModelCall, read_call
 
 if TYPE_CHECKING:
@@ -122,7 +120,7 @@ class Exchange:
                 raise PathNotFound(f"no such path: {self._path}")
             self._route = route
             if route in (HEALTH, MODELS):
-                self._answer_locally(route)
+                self._write_local(200, own_answer(route, self._path, plane.fleet, plane.draining))
                 return
             self._key()
         except RouterError as error:
@@ -304,6 +302,24 @@ class Exchange:
             if not self._client.writable:
                 self.pause()
 
+    def relay_event(self, chunk: bytes) -> bool:
+        """The shortest way for the bulk of a stream: whole events go out as they came, framing and all."""
+        relay, client = self._relay, self._client
+        if relay is None or not relay.takes_chunk(chunk):
+            return False
+        now_s = self._plane.clock()
+        if relay.found_first_token and self._lease is not None:
+            relay.found_first_token = False
+            self._plane.placement.first_token(self._lease, now_s)
+        transport = client.transport
+        if transport is not None:
+            transport.write(chunk)
+        if client.writable:
+            client.deadline_s = min(self._total_deadline_s, now_s + self._plane.timeouts.idle_timeout_s)
+        else:
+            self.pause()
+        return True
+
     def upstream_lost(self, error: RouterError | None, got_bytes: bool, reused: bool) -> None:
         """The worker's connection failed in mid-request."""
         plane, lease, endpoint = self._plane, self._lease, self._endpoint
@@ -398,24 +414,6 @@ class Exchange:
         return CONTINUE if self.request.accepts_chunks else b""
 
     # Answers of the router's own
-
-    def _answer_locally(self, route: str) -> None:
-        fleet = self._plane.fleet
-        if route == HEALTH:
-            if self._plane.draining:
-                raise ShuttingDown("the router is shutting down")
-            if not any(worker.lifecycle is Lifecycle.READY for worker in fleet.workers):
-                raise NoWorker("no worker is ready")
-            self._write_local(200, b'{"status":"ok"}')
-            return
-        models = fleet.models()
-        name = self._path[len(MODELS) + 1 :]
-        if not name:
-            self._write_local(200, models_list(models))
-        elif name in models:
-            self._write_local(200, model_body(name))
-        else:
-            raise ModelNotFound(f"no worker serves model {name!r}", param="model")
 
     def _answer_error(self, error: RouterError) -> None:
         if self._done:

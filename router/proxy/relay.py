@@ -92,6 +92,14 @@ class Relay:
         self.bytes_out += len(output)
         return output
 
+    def takes_chunk(self, data: bytes) -> bool:
+        """Account for a chunk of whole events that goes to the client as it is; False when it must go through `pass_on`."""
+        if not self._event_stream or not self._chunked or self._held or self._head:
+            return False
+        self._look([data])
+        self.bytes_out += len(data)
+        return True
+
     def _whole(self, pieces: list[bytes], ended: bool) -> list[bytes]:
         """The pieces up to the end of the last whole event; the rest is held for the next call."""
         last = pieces[-1]

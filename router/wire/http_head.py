@@ -145,6 +145,26 @@ def chunk(pieces: Sequence[bytes]) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
+def is_event_chunk(data: bytes) -> bool:
+    """Whether `data` is exactly one chunk without extensions whose payload ends with a blank line, as events do."""
+    if not data.endswith(b"\n\n\r\n"):
+        return False
+    size = at = 0
+    while at < len(data) and at < 8:
+        byte = data[at]
+        if 48 <= byte <= 57:
+            digit = byte - 48
+        elif 97 <= byte <= 102:
+            digit = byte - 87
+        elif 65 <= byte <= 70:
+            digit = byte - 55
+        else:
+            break
+        size = size * 16 + digit
+        at += 1
+    return at > 0 and data[at : at + 2] == b"\r\n" and len(data) == at + size + 4
+
+
 def origin_path(target: bytes) -> tuple[bytes, bytes]:
     """(path, origin-form target) of a request target, which may be in absolute form (RFC 9112 §3.2.2)."""
     if not target.startswith(b"/"):

@@ -188,6 +188,25 @@ async def test_streams_pass_event_by_event() -> None:
         assert made.nothing_left()
 
 
+@pytest.mark.parametrize("cut", [1, 3, 7, 40, 61, 62, 63, 64, 65, 10_000])
+async def test_streams_are_whole_however_they_are_cut(cut: int) -> None:
+    """Chunks and reads that fall apart anywhere give the same events; parsed and unparsed chunks mix freely."""
+    events = [event(f"token {i} ") for i in range(12)]
+    stream = STREAM_HEAD + chunks(*events) + chunks(b"".join(events[:3]), b"data: [DO", b"NE]\n\n") + b"0\r\n\r\n"
+
+    async def script(request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for start in range(0, len(stream), cut):
+            writer.write(stream[start : start + cut])
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with rig(script) as made:
+        for _ in range(2):
+            body = split_answer(await made.post(chat(stream=True)))[2]
+            assert body == b"".join(events) + b"".join(events[:3]) + b"data: [DONE]\n\n"
+        assert made.nothing_left()
+
+
 async def test_a_refusing_worker_is_marked_down_and_another_serves() -> None:
     """Connection refused: the request goes to another worker, the dead one gets nothing until a report says ready."""
     async with rig(answer_ok, answer_ok) as made:

@@ -159,3 +159,24 @@ def test_other_broken_answers_can_only_be_cut(headers: list[Header]) -> None:
     made = relay(headers)
     made.pass_on([b"half"], False)
     assert made.broken(b"event") is None
+
+
+def test_whole_chunks_pass_as_they_are() -> None:
+    """A chunk of whole events needs no work once the head is out and nothing is held, for clients that take chunks."""
+    made = relay(EVENTS)
+    token = b"%x\r\n%b\r\n" % (len(TOKEN), TOKEN)
+    assert not made.takes_chunk(token)
+    before = len(made.pass_on([], False))
+    assert made.takes_chunk(token) and made.found_first_token
+    assert made.bytes_out == before + len(token)
+    made.pass_on([b"data: ha"], False)
+    assert not made.takes_chunk(token)
+    old = relay(EVENTS, accepts_chunks=False)
+    old.pass_on([], False)
+    assert not old.takes_chunk(token)
+    plain = relay([(b"Transfer-Encoding", b"chunked")])
+    plain.pass_on([], False)
+    assert not plain.takes_chunk(token)
+
+
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

@@ -38,6 +38,9 @@ class Recorder:
         self.body += b"".join(pieces)
         self.ended = ended
 
+    def relay_event(self, chunk: bytes) -> bool:
+        return False
+
     def upstream_lost(self, error: RouterError | None, got_bytes: bool, reused: bool) -> None:
         self.lost = True
 

@@ -6,6 +6,7 @@ from router.wire.http_head import (
     AnswerFacts,
     chunk,
     clean_request_id,
+    is_event_chunk,
     local_answer,
     named_by_connection,
     origin_path,
@@ -144,3 +145,27 @@ def test_origin_path(target: bytes, path: bytes, origin: bytes) -> None:
 def test_request_ids_that_could_forge_a_log_line_are_replaced(value: bytes, accepted: bool) -> None:
     """A client's id is echoed and logged, so only visible ASCII without quotes is taken."""
     assert (clean_request_id(value) == value) is accepted
+
+
+@pytest.mark.parametrize(
+    ("data", "is_one"),
+    [
+        (b"9\r\ndata: x\n\n\r\n", True),
+        (b"09\r\ndata: x\n\n\r\n", True),
+        (b"1A\r\ndata: " + b"x" * 18 + b"\n\n\r\n", True),
+        (b"1a\r\ndata: " + b"x" * 18 + b"\n\n\r\n", True),
+        (b"8\r\ndata: x\n\n\r\n", False),
+        (b"a\r\ndata: x\n\n\r\n", False),
+        (b"9;q=1\r\ndata: x\n\n\r\n", False),
+        (b"9 \r\ndata: x\n\n\r\n", False),
+        (b"\r\ndata: x\n\n\r\n", False),
+        (b"9\r\ndata: xy\n\r\n", False),
+        (b"9\r\ndata: x\n\n\r\n0\r\n\r\n", False),
+        (b"123456789\n\n\r\n", False),
+        (b"0\r\n\r\n", False),
+        (b"", False),
+    ],
+)
+def test_is_event_chunk(data: bytes, is_one: bool) -> None:
+    """Only exactly one plain chunk of whole events may pass unparsed: a wrong size or trailing bytes never do."""
+    assert is_event_chunk(data) is is_one

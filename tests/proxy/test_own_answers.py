@@ -1,0 +1,38 @@
+"""Health and the list of models on the data port."""
+
+import orjson
+import pytest
+
+from router.core.fleet import Fleet
+from router.core.types import Lifecycle, WorkerId, WorkerReport
+from router.errors import ModelNotFound, NoWorker, ShuttingDown
+from router.proxy.own_answers import own_answer
+from router.settings import EngineSpec, FleetSettings
+
+
+def fleet(**models: tuple[str, ...]) -> Fleet:
+    """A ready worker per keyword, serving those models."""
+    made = Fleet(FleetSettings())
+    for name, served in models.items():
+        made.add(EngineSpec("openai", f"http://{name}:1"), 0.0)
+        made.apply(WorkerReport(WorkerId(f"{name}:1"), "openai", "", "1", Lifecycle.READY, 1.0, models=served), 1.0)
+    return made
+
+
+def test_health_follows_the_fleet_and_the_drain() -> None:
+    """200 with one ready worker, 503 without one and from the first moment of draining."""
+    assert own_answer("/health", "/health", fleet(a=("m",)), False) == b'{"status":"ok"}'
+    with pytest.raises(NoWorker):
+        own_answer("/health", "/health", fleet(), False)
+    with pytest.raises(ShuttingDown):
+        own_answer("/health", "/health", fleet(a=("m",)), True)
+
+
+def test_models_are_the_union_without_duplicates() -> None:
+    """Every model of a ready worker once, in the order of workers; a single one by its name, slashes included."""
+    both = fleet(a=("m", "org/n"), b=("m", "x"))
+    listed = orjson.loads(own_answer("/v1/models", "/v1/models", both, False))
+    assert [model["id"] for model in listed["data"]] == ["m", "org/n", "x"]
+    assert orjson.loads(own_answer("/v1/models", "/v1/models/org/n", both, False))["id"] == "org/n"
+    with pytest.raises(ModelNotFound):
+        own_answer("/v1/models", "/v1/models/none", both, False)
