@@ -29,7 +29,7 @@ from loadtest.bench.contenders import (
     smollm2_gguf,
 )
 from loadtest.bench.load import LoadFailed, request_bytes, run_load
-from loadtest.bench.machine import busy_warning, compiled_state, run_facts, stale_warning
+from loadtest.bench.machine import busy_warning, company_warning, compiled_state, run_facts, stale_warning
 from loadtest.bench.results import Results
 from loadtest.bench.servers import HOST, Engines, Running, ServerFailed, fake_engines, running
 
@@ -184,6 +184,8 @@ def bench(arguments: argparse.Namespace, console: Console) -> int:
     if set(plan.rows) & set(HTTP_ROWS):
         facts["versions"] |= run_http_rows(plan, console, found)
     run_inprocess_rows(plan, console, found)
+    shares = [f.detail["foreign_cpu_share"] for f in found.figures if "foreign_cpu_share" in f.detail]
+    found.warnings += filter(None, (company_warning(shares),))
     budgets.judge(found)
     report.show(found, facts, console)
     path = results.keep(found, facts, arguments.out)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 BUSY_LOAD = 0.5  # one-minute load average above which figures are suspect
+MAX_FOREIGN_SHARE = 0.15  # of one core, by processes that are not the bench's
 HOT_MODULES = ("router.proxy.exchange", "router.proxy.listener", "router.core.placement", "router.core.prefix_index")
 LIBRARIES = ("uvloop", "httptools", "orjson", "xxhash", "tokenizers")
 
@@ -90,6 +91,14 @@ def busy_warning() -> str | None:
     if load <= BUSY_LOAD:
         return None
     return f"load average {load:.2f} before the first measurement: something else is running, the figures are noise"
+
+
+def company_warning(foreign_shares: Sequence[float]) -> str | None:
+    """A text when other processes took much CPU while measuring; shares of one core, one per measured figure."""
+    worst = max(foreign_shares, default=0.0)
+    if worst <= MAX_FOREIGN_SHARE:
+        return None
+    return f"other processes used up to {worst:.1f} cores while measuring: the figures are noise"
 
 
 def busy_cpu_s() -> float:

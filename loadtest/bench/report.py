@@ -38,7 +38,16 @@ def cpu_table(results: Results, row: str, title: str) -> Table | None:
     if not names:
         return None
     table = Table(title=title, title_justify="left")
-    for heading in ("contender", "CPU µs/request", "÷ nginx", "warmline ÷ it", "rounds µs", "requests/s", "first byte p50 ms"):
+    for heading in (
+        "contender",
+        "CPU µs/request",
+        "÷ nginx",
+        "warmline ÷ it",
+        "rounds µs",
+        "requests/s",
+        "first byte p50 ms",
+        "others’ cores",
+    ):
         table.add_column(heading, justify="left" if heading == "contender" else "right")
     nginx, warmline = results.find(row, CPU, NGINX), results.find(row, CPU, WARMLINE)
     for name in names:
@@ -53,6 +62,7 @@ def cpu_table(results: Results, row: str, title: str) -> Table | None:
             f"{number(min(figure.rounds))}-{number(max(figure.rounds))}",
             number(figure.detail["requests_per_s"]),
             number(figure.detail["first_byte_p50_ms"]),
+            f"{figure.detail['foreign_cpu_share']:.2f}",
         )
     return table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.bench.machine import busy_cpu_s, busy_warning, compiled_state, git, run_facts, stale_warning
+from loadtest.bench.machine import busy_cpu_s, busy_warning, company_warning, compiled_state, git, run_facts, stale_warning
 
 
 def test_facts_name_commit_machine_and_versions() -> None:
@@ -62,6 +62,12 @@ def test_a_busy_machine_is_warned_of(load: float, warned: bool, monkeypatch: pyt
     """Figures taken beside other work say so."""
     monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
     assert (busy_warning() is not None) is warned
+
+
+@pytest.mark.parametrize(("shares", "warned"), [([], False), ([0.0, 0.15], False), ([0.02, 1.3], True)])
+def test_company_while_measuring_is_warned_of(shares: list[float], warned: bool) -> None:
+    """The worst figure decides; a little of the system's own work is no company."""
+    assert (company_warning(shares) is not None) is warned
 
 
 def test_busy_time_only_grows() -> None:

@@ -31,7 +31,7 @@ def test_numbers_show_about_three_figures(value: float, text: str) -> None:
 
 def test_everything_found_is_printed() -> None:
     """Figures with ratios, pivoted latencies, verdicts, what is missing and warnings."""
-    detail = {"requests_per_s": 1000.0, "first_byte_p50_ms": 1.0}
+    detail = {"requests_per_s": 1000.0, "first_byte_p50_ms": 1.0, "foreign_cpu_share": 0.25}
     results = Results(
         [
             median_figure("chat2k", CPU, NGINX, "µs", [20.0, 21.0], **detail),
