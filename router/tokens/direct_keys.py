@@ -4,6 +4,7 @@ from array import array
 
 from router.core.keys import chain, root, tokens_le
 from router.core.types import KeyForm, PromptKeys
+from router.tokens.byte_memo import ByteMemo
 from router.wire.chat_text import chat_text
 from router.wire.openai_request import ChatPrompt, ModelCall, RawPrompt, TextPrompt, TokenPrompt
 
@@ -11,17 +12,17 @@ BYTES_PER_TOKEN = 4  # of English, where no tokenizer tells
 RAW_BYTES = 512 * 1024  # of a body too large to be parsed; its hashing blocks the loop 0.6 ms
 
 
-def direct_keys(call: ModelCall, reason: str | None = None) -> PromptKeys:
+def direct_keys(call: ModelCall, memo: ByteMemo, reason: str | None = None) -> PromptKeys:
     """The keys of a call without a tokenizer; `reason` says why one was not used although there is one."""
     prompt = call.prompt
     if isinstance(prompt, TokenPrompt):
         return token_keys(call, prompt)
     if isinstance(prompt, ChatPrompt):
-        return text_keys(call, canonical_text(prompt), 0, reason)
+        return text_keys(call, memo, canonical_text(prompt), 0, reason)
     if isinstance(prompt, TextPrompt):
-        return text_keys(call, prompt.texts[0], sum(map(len, prompt.texts[1:])), reason)
+        return text_keys(call, memo, prompt.texts[0], sum(map(len, prompt.texts[1:])), reason)
     if isinstance(prompt, RawPrompt):
-        return raw_keys(call, prompt)
+        return raw_keys(call, memo, prompt)
     return PromptKeys(array("Q"), 0, KeyForm.NONE, True, False, call.unkeyed_reason or "path")
 
 
@@ -31,17 +32,17 @@ def token_keys(call: ModelCall, prompt: TokenPrompt) -> PromptKeys:
     return PromptKeys(keys, sum(map(len, prompt.prompts)), KeyForm.TOKENS)
 
 
-def text_keys(call: ModelCall, text: str, more_chars: int, reason: str | None) -> PromptKeys:
+def text_keys(call: ModelCall, memo: ByteMemo, text: str, more_chars: int, reason: str | None) -> PromptKeys:
     data = text.encode("utf-8", "surrogatepass")
-    keys = chain(data, root_of(call, KeyForm.TEXT))
+    keys = memo.chain(data, root_of(call, KeyForm.TEXT))
     tokens = (len(data) + more_chars) // BYTES_PER_TOKEN + 1
     return PromptKeys(keys, tokens, KeyForm.TEXT, True, False, reason)
 
 
-def raw_keys(call: ModelCall, prompt: RawPrompt) -> PromptKeys:
+def raw_keys(call: ModelCall, memo: ByteMemo, prompt: RawPrompt) -> PromptKeys:
     """Such bodies are mostly images, whose bytes are no tokens: the estimate counts the hashed head only."""
     head = prompt.head[:RAW_BYTES]
-    keys = chain(head, root_of(call, KeyForm.RAW))
+    keys = memo.chain(head, root_of(call, KeyForm.RAW))
     return PromptKeys(keys, len(head) // BYTES_PER_TOKEN, KeyForm.RAW, True, False)
 
 

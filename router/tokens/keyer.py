@@ -6,6 +6,7 @@ from router.core.stats import Stats
 from router.core.types import KeyForm
 from router.settings import TokenSettings
 from router.tokens.book import TokenizerBook, TokenizerEntry
+from router.tokens.byte_memo import ByteMemo
 from router.tokens.direct_keys import direct_keys, root_of
 from router.tokens.encode_lanes import EncodeLanes
 from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds
@@ -29,6 +30,7 @@ class Keyer:
         self._min_blocks = min_blocks
         self._lanes = EncodeLanes(settings.tokenizer_threads)
         self._seed = secrets.randbits(64)
+        self._bytes = ByteMemo(self.memo, self._seed)
 
     def start(self, call: ModelCall, is_held: IsHeld) -> Keying:
         """The keys known at once, and work begun where more are worth waiting for.
@@ -54,11 +56,11 @@ class Keyer:
             if entry is not None:
                 walk = self._walk(call, prompt, entry)
                 if isinstance(walk, str):
-                    return Keying(direct_keys(call, walk))
+                    return Keying(direct_keys(call, self._bytes, walk))
                 keying = DeepKeying(walk, entry, is_held, self._lanes, self.bounds)
                 keying.look(self._min_blocks)
                 return Keying(keying.keys) if walk.done else keying
-        return Keying(direct_keys(call))
+        return Keying(direct_keys(call, self._bytes))
 
     def _walk(self, call: ModelCall, prompt: ChatPrompt | TextPrompt, entry: TokenizerEntry) -> Walk | UnkeyedReason:
         """The prompt's text with what the memo knows of it, or why there is none."""

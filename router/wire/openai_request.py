@@ -7,9 +7,8 @@ ambiguous is refused (BadRequest).
 import json
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import orjson
 from xxhash import xxh3_128_hexdigest
@@ -57,8 +56,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-@dataclass(slots=True, frozen=True)
-class ChatPrompt:
+class ChatPrompt(NamedTuple):
     """Messages and all that a chat template may read. `rendered` is False where no engine template takes it as it is."""
 
     messages: list[dict[str, Any]]
@@ -73,21 +71,18 @@ class ChatPrompt:
     rendered: bool = True
 
 
-@dataclass(slots=True, frozen=True)
-class TextPrompt:
+class TextPrompt(NamedTuple):
     texts: tuple[str, ...]
     add_special_tokens: bool = True
 
 
-@dataclass(slots=True, frozen=True)
-class TokenPrompt:
+class TokenPrompt(NamedTuple):
     """Token ids, one array of typecode 'I' per prompt."""
 
     prompts: "tuple[array[int], ...]"
 
 
-@dataclass(slots=True, frozen=True)
-class RawPrompt:
+class RawPrompt(NamedTuple):
     """The first bytes of a body too large to be parsed."""
 
     head: bytes
@@ -96,8 +91,7 @@ class RawPrompt:
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | RawPrompt
 
 
-@dataclass(slots=True, frozen=True)
-class ModelCall:
+class ModelCall(NamedTuple):
     """One request as routing sees it. `prompt` is None exactly where it cannot be keyed at all; `unkeyed_reason` says why."""
 
     family: Family
@@ -327,8 +321,10 @@ def session_name(name: str | None) -> str | None:
 
 def adapter_of(fields: Mapping[str, Any]) -> str | None:
     """The LoRA fields of llama.cpp (`lora`), SGLang (`lora_path`) and TGI (`adapter_id`) as one text."""
-    chosen = {name: fields[name] for name in ("lora", "lora_path", "adapter_id") if fields.get(name) is not None}
-    return json.dumps(chosen, sort_keys=True) if chosen else None
+    if "lora" in fields or "lora_path" in fields or "adapter_id" in fields:
+        chosen = {name: fields[name] for name in ("lora", "lora_path", "adapter_id") if fields.get(name) is not None}
+        return json.dumps(chosen, sort_keys=True) if chosen else None
+    return None
 
 
 def text_or_none(value: Any) -> str | None:

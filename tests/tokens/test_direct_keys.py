@@ -6,12 +6,19 @@ import orjson
 import pytest
 
 from router.core.keys import chain, root, tokens_le
-from router.core.types import KeyForm
+from router.core.types import KeyForm, PromptKeys
 from router.settings import TokenSettings
-from router.tokens.direct_keys import RAW_BYTES, direct_keys
+from router.tokens import direct_keys as module
+from router.tokens.byte_memo import ByteMemo
+from router.tokens.direct_keys import RAW_BYTES
+from router.tokens.memo import PrefixMemo
 from router.wire.openai_request import ModelCall, read_call
 
 LIMITS = TokenSettings()
+
+
+def direct_keys(call: ModelCall, reason: str | None = None) -> PromptKeys:
+    return module.direct_keys(call, ByteMemo(PrefixMemo(2**20), 1), reason)
 
 
 def read(path: str, fields: object, limits: TokenSettings = LIMITS) -> ModelCall:
