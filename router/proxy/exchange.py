@@ -263,9 +263,8 @@ class Exchange:
     # The answer
 
     def interim(self, status: int, reason: bytes, headers: list[Header]) -> None:
-        transport = self._client.transport
-        if transport is not None and self.request.accepts_chunks and not self.answer_started:
-            transport.write(response_head(status, reason, headers))
+        if self.request.accepts_chunks and not self.answer_started:
+            self._client.write(response_head(status, reason, headers))
 
     def relay(self, head: AnswerFacts | None, pieces: list[bytes], ended: bool) -> None:
         plane = self._plane
@@ -291,14 +290,13 @@ class Exchange:
         if relay.found_first_token and self._lease is not None:
             relay.found_first_token = False
             plane.placement.first_token(self._lease, now_s)
-        transport = self._client.transport
-        if output and transport is not None:
-            transport.write(output)
+        if output:
+            self._client.write(output)
         if ended:
             self._connection = None
             self._end(relay.status, OK, relay.keep_alive, now_s)
         else:
-            self._client.deadline_s = min(self._total_deadline_s, now_s + plane.timeouts.idle_timeout_s)
+            self._client.deadline_s = min(self._total_deadline_s, now_s + plane.idle_timeout_s)
             if not self._client.writable:
                 self.pause()
 
@@ -311,11 +309,10 @@ class Exchange:
         if relay.found_first_token and self._lease is not None:
             relay.found_first_token = False
             self._plane.placement.first_token(self._lease, now_s)
-        transport = client.transport
-        if transport is not None:
-            transport.write(chunk)
+        client.write(chunk)
         if client.writable:
-            client.deadline_s = min(self._total_deadline_s, now_s + self._plane.timeouts.idle_timeout_s)
+            deadline_s = now_s + self._plane.idle_timeout_s
+            client.deadline_s = deadline_s if deadline_s < self._total_deadline_s else self._total_deadline_s
         else:
             self.pause()
         return True
@@ -347,13 +344,13 @@ class Exchange:
 
     def _break(self, error: RouterError) -> None:
         """The answer cannot be completed: an error event where the form has one, then the end of the connection."""
-        relay, transport = self._relay, self._client.transport
+        relay = self._relay
         assert relay is not None
         status = relay.status
         self._plane.stats.errors[error.reason] += 1
         ending = relay.broken(error_event(error))
-        if transport is not None and ending is not None:
-            transport.write(ending)
+        if ending is not None:
+            self._client.write(ending)
         self._end(status, error.reason, False, self._plane.clock(), cut=ending is None)
 
     # Back-pressure, time, the client's going
@@ -432,9 +429,7 @@ class Exchange:
             head_only=self.request.method == b"HEAD",
             retry_after_s=retry_after_s,
         )
-        transport = self._client.transport
-        if transport is not None:
-            transport.write(answer)
+        self._client.write(answer)
         self._end(status, outcome, keep_alive, self._plane.clock(), local_bytes=len(answer))
 
     # The end

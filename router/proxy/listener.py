@@ -54,6 +54,7 @@ class ClientConnection:
         "phase",
         "transport",
         "writable",
+        "write",
     )
 
     def __init__(self, plane: "DataPlane", listener: "Listener") -> None:
@@ -71,6 +72,7 @@ class ClientConnection:
         self.address = ""
         self.half_closed = False
         self.writable = True
+        self.write: Callable[[bytes], None] = write_nowhere  # the transport's own while there is one
         self.phase: int = IDLE
         self.deadline_s = 0.0
 
@@ -89,6 +91,7 @@ class ClientConnection:
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.write = transport.write  # type: ignore[attr-defined]
         self.deadline_s = self._plane.clock() + self._plane.limits.header_timeout_s
 
     def data_received(self, data: bytes) -> None:
@@ -139,6 +142,7 @@ class ClientConnection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
+        self.write = write_nowhere
         self._listener.forget(self)
         self._drop_incoming()
         for request in self._waiting:
@@ -337,6 +341,10 @@ class ClientConnection:
         if self._probes < len(EOF_PROBES_S):
             asyncio.get_running_loop().call_later(EOF_PROBES_S[self._probes], self._probe_eof)
             self._probes += 1
+
+
+def write_nowhere(data: bytes) -> None:
+    """Stands for the transport of a client that is gone."""
 
 
 class RouterClosing(RouterError):

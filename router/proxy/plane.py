@@ -43,6 +43,7 @@ class DataPlane:
         self.settings = settings
         self.limits = settings.limits
         self.timeouts = settings.upstream
+        self.idle_timeout_s = float(settings.upstream.idle_timeout_s)  # read on each event of a stream
         self.stats = stats
         self.fleet = fleet
         self.placement = placement
@@ -80,8 +81,7 @@ class DataPlane:
         request_id = self.new_request_id()
         body = error_body(error, request_id)
         answer = local_answer(error.status, body, request_id=request_id.encode(), close=True, retry_after_s=error.retry_after_s)
-        if client.transport is not None:
-            client.transport.write(answer)
+        client.write(answer)
         self.stats.errors[error.reason] += 1
         self.stats.requests[(OTHER, "", error.status)] += 1
         if self.access_log is not None:

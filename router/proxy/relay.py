@@ -5,6 +5,7 @@ from router.wire.answer import TAIL_BYTES, has_first_token, read_usage, whole_ev
 from router.wire.http_head import LAST_CHUNK, AnswerFacts, chunk
 
 COMMENT = b":\n\n"
+KEPT_BYTES = 8 * TAIL_BYTES  # before the front of the tail is dropped
 MAX_HELD_BYTES = 1024 * 1024  # an event larger than this is passed on in parts
 
 
@@ -79,8 +80,8 @@ class Relay:
             pieces = self._whole(pieces, ended)
         elif ended and self._held:
             pieces, self._held = [self._held], b""
-        if pieces:
-            self._look(pieces)
+        for piece in pieces:
+            self._look(piece)
         if self._chunked:
             output = head + chunk(pieces) if pieces else head
             if ended:
@@ -96,7 +97,7 @@ class Relay:
         """Account for a chunk of whole events that goes to the client as it is; False when it must go through `pass_on`."""
         if not self._event_stream or not self._chunked or self._held or self._head:
             return False
-        self._look([data])
+        self._look(data)
         self.bytes_out += len(data)
         return True
 
@@ -110,17 +111,16 @@ class Relay:
         self._held = data[end:]
         return [data[:end]] if end else []
 
-    def _look(self, pieces: list[bytes]) -> None:
+    def _look(self, piece: bytes) -> None:
         """Notice the first token, and keep the last bytes for `usage`."""
         if not self._readable:
             return
-        if self._seeks_token and any(has_first_token(piece) for piece in pieces):
+        if self._seeks_token and has_first_token(piece):
             self._seeks_token = False
             self.found_first_token = True
-        tail = self._tail
-        tail += pieces
-        self._tail_bytes += sum(map(len, pieces))
-        if self._tail_bytes > 2 * TAIL_BYTES:
+        self._tail.append(piece)
+        self._tail_bytes += len(piece)
+        if self._tail_bytes > KEPT_BYTES:
             self._trim()
 
     def _trim(self) -> None:

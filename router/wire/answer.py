@@ -11,7 +11,7 @@ FIRST_TOKEN = re.compile(
     rb'|"tool_calls":\s*\[\s*\{'
     rb'|"type":\s*"(?:content_block_delta|response\.output_text\.delta)"'
 )
-TAIL_BYTES = 16 * 1024  # usage and timings stand at the end of an answer
+TAIL_BYTES = 4 * 1024  # usage and timings stand at the end of an answer
 BACKSLASH = ord("\\")
 SEPARATORS = b": "
 MAX_DIGITS = 12

@@ -1,6 +1,7 @@
 """HTTP/1.1 heads as bytes: what a proxy drops, keeps and adds (RFC 9110 §7.6, RFC 9112)."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 Header = tuple[bytes, bytes]
 
@@ -23,6 +24,8 @@ DROPPED_FROM_ANSWER = HOP_BY_HOP | {b"content-length"}
 DROPPED_FROM_REQUEST = HOP_BY_HOP | {b"expect", b"content-length", b"host"}
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
+LF: Final = 10
+CR: Final = 13
 
 REASONS = {
     200: b"OK",
@@ -147,10 +150,11 @@ def chunk(pieces: Sequence[bytes]) -> bytes:
 
 def is_event_chunk(data: bytes) -> bool:
     """Whether `data` is exactly one chunk without extensions whose payload ends with a blank line, as events do."""
-    if not data.endswith(b"\n\n\r\n"):
+    length = len(data)
+    if length < 7 or data[length - 1] != LF or data[length - 2] != CR or data[length - 3] != LF or data[length - 4] != LF:
         return False
     size = at = 0
-    while at < len(data) and at < 8:
+    while at < 8:
         byte = data[at]
         if 48 <= byte <= 57:
             digit = byte - 48
@@ -161,8 +165,8 @@ def is_event_chunk(data: bytes) -> bool:
         else:
             break
         size = size * 16 + digit
-        at += 1
-    return at > 0 and data[at : at + 2] == b"\r\n" and len(data) == at + size + 4
+        at += 1  # never beyond the end: its last bytes are no digits
+    return at > 0 and length == at + size + 4 and data[at] == CR and data[at + 1] == LF
 
 
 def origin_path(target: bytes) -> tuple[bytes, bytes]:

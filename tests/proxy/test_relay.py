@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.core.types import Usage
-from router.proxy.relay import MAX_HELD_BYTES, Relay
-from router.wire.answer import TAIL_BYTES
+from router.proxy.relay import KEPT_BYTES, MAX_HELD_BYTES, Relay
 from router.wire.http_head import AnswerFacts, Header
 
 EVENTS: list[Header] = [(b"Content-Type", b"text/event-stream"), (b"Transfer-Encoding", b"chunked")]
@@ -119,7 +118,7 @@ def test_usage_is_read_from_the_end_of_any_answer_in_bounded_memory() -> None:
         made.pass_on([b"x" * 10_000], False)
     made.pass_on([USAGE], True)
     assert made.usage() == Usage(9, 8, 2)
-    assert made._tail_bytes <= 2 * TAIL_BYTES
+    assert made._tail_bytes <= KEPT_BYTES
 
 
 def test_no_usage_from_errors_or_compressed_answers() -> None:

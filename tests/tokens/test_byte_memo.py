@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.keys import chain
+from router.core.keys import text_chain
 from router.tokens.byte_memo import CUT_BYTES, LONG_BYTES, ByteMemo
 from router.tokens.memo import PrefixMemo
 
@@ -19,7 +19,7 @@ def test_the_same_keys_as_without_memo(texts: list[tuple[int, int, bool]], memo_
         data = TEXT[:size]
         if changed:
             data = data[: size // 2] + b"!" + data[size // 2 + 1 :]
-        assert memo.chain(data, root) == chain(data, root)
+        assert memo.chain(data, root) == text_chain(data, root)
 
 
 @pytest.mark.parametrize("size", [0, 63, 64, LONG_BYTES - 1, LONG_BYTES, LONG_BYTES + 1, LONG_BYTES + CUT_BYTES, len(TEXT)])
@@ -27,7 +27,7 @@ def test_edges(size: int) -> None:
     """Sizes around cuts and blocks, first unknown, then known."""
     memo = ByteMemo(PrefixMemo(2**20), 7)
     for _ in range(2):
-        assert memo.chain(TEXT[:size], 5) == chain(TEXT[:size], 5)
+        assert memo.chain(TEXT[:size], 5) == text_chain(TEXT[:size], 5)
 
 
 def test_roots_do_not_meet() -> None:

@@ -5,7 +5,7 @@ from array import array
 import orjson
 import pytest
 
-from router.core.keys import chain, root, tokens_le
+from router.core.keys import chain, root, text_chain, tokens_le
 from router.core.types import KeyForm, PromptKeys
 from router.settings import TokenSettings
 from router.tokens import direct_keys as module
@@ -33,10 +33,10 @@ def test_token_ids_are_keyed_exactly() -> None:
 
 
 def test_text_is_keyed_by_its_bytes() -> None:
-    """A text prompt's own UTF-8, 64 bytes a block, about four bytes a token, over all prompts."""
-    keys = direct_keys(read("/v1/completions", {"model": "m", "prompt": ["ä" * 100, "b" * 100]}))
-    assert keys.keys == chain(("ä" * 100).encode(), root("m", None, None, KeyForm.TEXT))
-    assert (keys.prompt_tokens, keys.form, keys.complete, keys.exact_tokens) == (76, "text", True, False)
+    """A text prompt's own UTF-8, four blocks to 256 bytes, about four bytes a token, over all prompts."""
+    keys = direct_keys(read("/v1/completions", {"model": "m", "prompt": ["ä" * 200, "b" * 100]}))
+    assert keys.keys == text_chain(("ä" * 200).encode(), root("m", None, None, KeyForm.TEXT))
+    assert (keys.prompt_tokens, keys.form, keys.complete, keys.exact_tokens) == (126, "text", True, False)
 
 
 @pytest.mark.parametrize("field", ["model", "cache_salt", "lora_path"])
