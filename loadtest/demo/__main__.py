@@ -82,10 +82,11 @@ def run_demo(arguments: argparse.Namespace, console: Console, logs: Path) -> Non
 
 def introduce(console: Console, seed: int) -> None:
     talks = conversations()
+    requests = sum(len(talk.questions) for talk in talks.values())
+    assistants = len({talk.assistant.name for talk in talks.values()})
     console.print(
-        f"{len(talks)} conversations with {len({talk.assistant.name for talk in talks.values()})} assistants, "
-        f"{sum(len(talk.questions) for talk in talks.values())} requests in a random order (seed {seed}), "
-        f"{CONCURRENCY} at a time.\n{len(ENGINE_LETTERS)} llama.cpp engines with SmolLM2-135M, one thread and "
+        f"{len(talks)} conversations with {assistants} assistants: {requests} requests, {CONCURRENCY} at a time,\n"
+        f"in random order (seed {seed}). {len(ENGINE_LETTERS)} llama.cpp engines with SmolLM2-135M, one thread and\n"
         f"{SLOTS} slots of {SLOT_CONTEXT_TOKENS} tokens each, started cold for every policy.",
         highlight=False,
     )
