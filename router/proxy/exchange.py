@@ -63,6 +63,7 @@ class Exchange:
         "_route",
         "_sent",
         "_stale_retry",
+        "_started",
         "_target",
         "_total_deadline_s",
         "_tried",
@@ -91,13 +92,14 @@ class Exchange:
         self._retries = 0
         self._stale_retry = False
         self._sent = False
+        self._started = False
         self._done = False
         self._total_deadline_s = 0.0
 
     @property
     def answer_started(self) -> bool:
         """True once bytes of the final answer went to the client: from then on no retry and no other status."""
-        return self._relay is not None
+        return self._started
 
     # Reading and keying
 
@@ -291,11 +293,12 @@ class Exchange:
             relay.found_first_token = False
             plane.placement.first_token(self._lease, now_s)
         if output:
+            self._started = True
             self._client.write(output)
         if ended:
             self._connection = None
             self._end(relay.status, OK, relay.keep_alive, now_s)
-        else:
+        elif self._started:
             self._client.deadline_s = min(self._total_deadline_s, now_s + plane.idle_timeout_s)
             if not self._client.writable:
                 self.pause()
@@ -334,7 +337,8 @@ class Exchange:
             return
         failure = error or UpstreamClosed(f"worker {lease.worker.id} closed the connection before it answered")
         plane.stats.upstream_failures[(lease.worker.id, failure.reason)] += 1
-        if self._relay is None:
+        if not self._started:
+            self._relay = None
             if failure.retryable:
                 self._try_another(failure)
             else:
@@ -357,13 +361,13 @@ class Exchange:
 
     def pause(self) -> None:
         """The client reads slowly: stop reading from the worker."""
-        if self._connection is not None and self._relay is not None:
+        if self._connection is not None and self._started:
             self._connection.pause()
             limit_s = self._plane.limits.client_write_timeout_s
             self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
 
     def resume(self) -> None:
-        if self._connection is not None and self._relay is not None:
+        if self._connection is not None and self._started:
             self._connection.resume()
             limit_s = self._plane.timeouts.idle_timeout_s
             self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
@@ -383,17 +387,18 @@ class Exchange:
         if lease is not None:
             self._plane.stats.upstream_failures[(lease.worker.id, UpstreamTimeout.reason)] += 1
         error = UpstreamTimeout(f"worker {worker} did not answer in time")
-        if self._relay is None:
-            self._answer_error(error)
-        else:
+        if self._started:
             self._break(error)
+        else:
+            self._relay = None
+            self._answer_error(error)
 
     def client_gone(self) -> None:
         """The client's connection is lost: stop the engine at once and give everything back."""
         self._abort_upstream()
         if not self._done:
             self._plane.stats.client_gone += 1
-            status = self._relay.status if self._relay is not None else None
+            status = self._relay.status if self._relay is not None and self._started else None
             self._end(status, CLIENT_GONE, False, self._plane.clock())
 
     def _abort_upstream(self) -> None:
@@ -406,7 +411,7 @@ class Exchange:
 
         b"" where there are none. RFC 9110 §15.2 allows interim answers at any time before the final one.
         """
-        if self._relay is not None:
+        if self._relay is not None and self._started:
             return self._relay.comment()
         return CONTINUE if self.request.accepts_chunks else b""
 
@@ -448,7 +453,7 @@ class Exchange:
         if self._keying is not None and not self._sent:
             self._keying.cancel()
         if lease is not None:
-            if relay is not None:
+            if relay is not None and self._started:
                 plane.placement.finish(lease, now_s, relay.usage(), outcome, status)
             else:
                 plane.placement.fail(lease, now_s, outcome, status)

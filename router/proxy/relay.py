@@ -72,14 +72,20 @@ class Relay:
         self._head = b"\r\n".join(lines)
 
     def pass_on(self, pieces: list[bytes], ended: bool) -> bytes:
-        """Bytes to write now; b"" while an event is incomplete."""
-        head, self._head = self._head, b""
+        """Bytes to write now; b"" while an event is incomplete.
+
+        The head of an event stream waits for the first event: some engines send it as soon as they take the request,
+        and until a byte went to the client another worker may still answer.
+        """
         if self.has_no_body:
             pieces = []
         if pieces and self._event_stream:
             pieces = self._whole(pieces, ended)
         elif ended and self._held:
             pieces, self._held = [self._held], b""
+        if self._event_stream and not pieces and not ended:
+            return b""
+        head, self._head = self._head, b""
         for piece in pieces:
             self._look(piece)
         if self._chunked:

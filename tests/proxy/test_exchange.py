@@ -244,6 +244,36 @@ async def test_a_failure_before_the_first_byte_is_retried_elsewhere(failing: Scr
         assert made.nothing_left()
 
 
+async def test_a_stream_without_an_event_yet_is_retried_elsewhere() -> None:
+    """An engine that sent the head of a stream and died in its prefill sent nothing of the answer."""
+
+    async def dies_in_prefill(request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + b"20\r\ndata: half")
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.transport.abort()
+
+    async def streams(request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunks(event("whole")) + b"0\r\n\r\n")
+
+    async with rig(dies_in_prefill, streams, policy="round-robin") as made:
+        for _ in range(3):
+            assert split_answer(await made.post(chat(stream=True)))[2] == event("whole")
+        assert made.plane.stats.retries["upstream_closed"] >= 1 and made.nothing_left()
+
+
+async def test_silence_before_the_first_event_is_a_first_byte_timeout() -> None:
+    """The head of a stream alone does not start the shorter clock of a running answer: 504 in the envelope."""
+
+    async def head_only(request: EngineRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD)
+        await until_closed(reader)
+
+    async with rig(head_only, first_byte_timeout_s=0.3, idle_timeout_s=0.05) as made:
+        assert error_of(await made.post(chat(stream=True))) == (504, "upstream_timeout")
+        assert made.nothing_left()
+
+
 async def test_when_every_worker_fails_the_client_is_told() -> None:
     """502 in the envelope after each worker was tried once."""
     async with rig(crash, crash) as made:
