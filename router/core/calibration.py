@@ -5,14 +5,19 @@ blocks that the model had evicted proves that it keeps more (a host tier, say). 
 cost ten times the TTFT until it grew, one eight times too large a half more: growing is as important as shrinking.
 """
 
+from typing import Final
+
 from router.core.fleet import Worker
 from router.core.load import Lease
 from router.core.prefix_index import PrefixIndex
 from router.core.types import BLOCK_TOKENS, KeyForm, PromptKeys, Truth
 
-SLACK_SHARE = 0.1  # predicted and actual hits are the same within this and one block
-CAPACITY_SPREAD = 16  # corrections keep a worker's capacity within this factor of what it or the settings say
-GROWTH_SHARE = 8  # a proof that it is too small lets it grow by one part in this many at most
+SLACK_SHARE: Final = 0.1  # predicted and actual hits are the same within this and one block
+CAPACITY_SPREAD: Final = 16  # corrections keep a worker's capacity within this factor of what it or the settings say
+GROWTH_SHARE: Final = 8  # a proof that it is too small lets it grow by one part in this many at most
+TOKENS: Final = KeyForm.TOKENS
+TEXT: Final = KeyForm.TEXT
+NO_CACHE: Final = Truth.NONE
 
 
 class Calibration:
@@ -54,14 +59,16 @@ class Calibration:
             return
         predicted = lease.decision.predicted_cached_tokens * scale
         worker.note_prediction(predicted, actual_tokens)
-        if lease.life != worker.life or worker.truth is Truth.NONE:
+        if lease.life != worker.life or worker.truth is NO_CACHE:
             return
-        slack = max(BLOCK_TOKENS, worker.block_tokens) + SLACK_SHARE * max(predicted, actual_tokens)
-        if predicted - actual_tokens > slack:
+        block_tokens = worker.block_tokens if worker.block_tokens > BLOCK_TOKENS else BLOCK_TOKENS
+        actual = float(actual_tokens)
+        slack = block_tokens + SLACK_SHARE * (predicted if predicted > actual else actual)
+        if predicted - actual > slack:
             if lease.confirmed:
                 self._shrink(worker, lease.coldest_s)
-        elif actual_tokens - predicted > slack and self._had_evicted_next(lease):
-            self._grow(worker, int(actual_tokens - predicted) // BLOCK_TOKENS)
+        elif actual - predicted > slack and self._had_evicted_next(lease):
+            self._grow(worker, int(actual - predicted) // BLOCK_TOKENS)
 
     def _had_evicted_next(self, lease: Lease) -> bool:
         """Whether the block right behind the predicted hit had been known and evicted: not merely new."""
@@ -88,8 +95,9 @@ class Calibration:
 
 def token_scale(prompt: PromptKeys, reported_tokens: int | None) -> float | None:
     """Engine tokens per token as counted here; None where the two cannot be compared."""
-    if prompt.form is KeyForm.TOKENS and prompt.exact_tokens:
+    form = prompt.form
+    if form is TOKENS and prompt.exact_tokens:
         return 1.0
-    if prompt.form in (KeyForm.TOKENS, KeyForm.TEXT) and reported_tokens and prompt.prompt_tokens:
+    if (form is TOKENS or form is TEXT) and reported_tokens and prompt.prompt_tokens:
         return reported_tokens / prompt.prompt_tokens
     return None

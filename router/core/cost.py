@@ -8,52 +8,74 @@ First bracket: its own time to first token. Second: the delay that its work puts
 of an M/G/1 queue, one policy-iteration step from the present split.
 """
 
-from collections.abc import Sequence
-
 from router.core.fleet import Worker
 from router.core.load import FleetLoad
-from router.core.prefix_index import Level
+from router.core.prefix_node import Level
 from router.core.speed import FleetSpeed
 from router.core.types import BLOCK_TOKENS, Priced
 from router.settings import RoutingSettings
 
 
+class Steer:
+    """The knobs of the rule, read once."""
+
+    __slots__ = ("gain", "max_utilisation", "own_share")
+
+    def __init__(self, routing: RoutingSettings) -> None:
+        self.gain = routing.steer_gain
+        self.max_utilisation = routing.max_utilisation
+        self.own_share = routing.own_rate_share
+
+
+def held_blocks(worker: Worker, levels: list[Level], from_level: int) -> int:
+    """How much of the prompt the worker holds, if it is in none of the levels before that one."""
+    bit = worker.bit
+    for at in range(from_level, len(levels)):
+        if levels[at].mask & bit:
+            return levels[at].blocks
+    return 0
+
+
+def note_matches(workers: list[Worker], levels: list[Level]) -> None:
+    """Writes into every worker how much of the prompt it holds."""
+    for worker in workers:
+        worker.matched_blocks = held_blocks(worker, levels, 0)
+
+
 def price(
-    workers: Sequence[Worker],
-    levels: Sequence[Level],
+    workers: list[Worker],
     prompt_tokens: int,
     load: FleetLoad,
     speed: FleetSpeed,
     peers: "tuple[float, float]",
     weight: float,
-    routing: RoutingSettings,
+    steer: Steer,
     now_s: float,
 ) -> list[Priced]:
-    """Every worker's numbers, in the order given. `peers`: mean arrivals and busy seconds of a worker (weighted sums).
+    """Every worker's numbers, in the order given, with `matched_blocks` as noted before.
 
-    One flat loop with few calls: it runs for each worker on each choice, and is a third of the whole choice's time.
+    `peers`: mean arrivals and busy seconds of a worker (weighted sums). One flat loop with few calls: it runs for each
+    worker on each choice.
     """
     per_s = load.per_s(weight)
-    own = routing.own_rate_share * per_s
+    own = steer.own_share * per_s
     others_rate = (per_s - own) * peers[0]
     others_use = (per_s - own) * peers[1]
     fleet_s_per_token = speed.s_per_token
-    gain, cap = routing.steer_gain, routing.max_utilisation
-    most = max(0, prompt_tokens - 1)  # an engine computes at least the last token
+    gain, cap = steer.gain, steer.max_utilisation
+    most = prompt_tokens - 1  # an engine computes at least the last token
+    if most < 0:
+        most = 0
     priced: list[Priced] = []
     for worker in workers:
         queue = worker.load
-        bit = worker.bit
-        matched = 0
-        for blocks, mask in levels:
-            if mask & bit:
-                matched = blocks * BLOCK_TOKENS
-                matched -= matched % worker.block_tokens
-                if matched > most:
-                    matched = most
-                break
+        matched = worker.matched_blocks * BLOCK_TOKENS
+        if worker.block_tokens != BLOCK_TOKENS:
+            matched -= matched % worker.block_tokens
+        if matched > most:
+            matched = most
         s_per_token = fleet_s_per_token * worker.speed.factor
-        prefill_s = (prompt_tokens - matched) * s_per_token
+        prefill_s = float(prompt_tokens - matched) * s_per_token
         backlog_s = 0.0
         head = queue.head
         if head is not None and not head.stream:
@@ -61,18 +83,18 @@ def price(
             head = queue.head
         if head is not None:
             done_s = now_s - queue.head_since_s
-            head_s = head.uncached_tokens * s_per_token
-            backlog_s = queue.pending_tokens * s_per_token - (done_s if done_s < head_s else head_s)
+            head_s = float(head.uncached_tokens) * s_per_token
+            backlog_s = float(queue.pending_tokens) * s_per_token - (done_s if done_s < head_s else head_s)
         if now_s <= queue.report_until_s:
             backlog_s += queue.others_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
         use = others_use + own * queue.busy_s
         q = gain * (others_rate + own * queue.arrivals) / (1.0 - (use if use < cap else cap))
         cost_s = backlog_s + prefill_s + q * prefill_s * (backlog_s + prefill_s * 0.5)
-        priced.append((worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.in_flight, worker.truth))
+        priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.in_flight, worker.truth))
     return priced
 
 
-def mean_rates(workers: Sequence[Worker]) -> "tuple[float, float]":
+def mean_rates(workers: list[Worker]) -> "tuple[float, float]":
     """Mean arrivals and busy seconds of some workers, weighted sums."""
     arrivals = busy_s = 0.0
     for worker in workers:

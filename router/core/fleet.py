@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Final, Protocol
 
 from router.core.load import Load
 from router.core.speed import WorkerSpeed
@@ -11,8 +11,8 @@ from router.core.types import BLOCK_TOKENS, Lifecycle, Truth, WorkerId, WorkerRe
 from router.errors import InvalidField, ModelNotFound, NoWorker
 from router.settings import EngineSpec, FleetSettings
 
-MAX_CACHED_SETS = 1024  # candidate sets by model name; names come from clients where an engine serves any model
-ERROR_FADE = 0.05  # weight of the newest request in a worker's moving averages
+MAX_CACHED_SETS: Final = 1024  # candidate sets by model name; names come from clients where an engine serves any model
+ERROR_FADE: Final = 0.05  # weight of the newest request in a worker's moving averages
 
 
 class Worker:
@@ -33,7 +33,9 @@ class Worker:
         "kind",
         "life",
         "lifecycle",
+        "listed",
         "load",
+        "matched_blocks",
         "models",
         "predicted_tokens_mean",
         "probed",
@@ -72,6 +74,8 @@ class Worker:
         self.predicted_tokens_mean = 0.0  # moving averages over requests whose engine told its cached tokens
         self.actual_tokens_mean = 0.0
         self.error_tokens_mean = 0.0
+        self.matched_blocks = 0  # leading blocks of the prompt in question that it holds; written by every choice
+        self.listed = 0  # number of the choice that listed it last
 
     def may_serve(self, model: str | None) -> bool:
         return model is None or self.models is None or model in self.models
@@ -79,7 +83,10 @@ class Worker:
     def note_prediction(self, predicted_tokens: float, actual_tokens: int) -> None:
         self.predicted_tokens_mean += (predicted_tokens - self.predicted_tokens_mean) * ERROR_FADE
         self.actual_tokens_mean += (actual_tokens - self.actual_tokens_mean) * ERROR_FADE
-        self.error_tokens_mean += (abs(actual_tokens - predicted_tokens) - self.error_tokens_mean) * ERROR_FADE
+        error_tokens = actual_tokens - predicted_tokens
+        if error_tokens < 0.0:
+            error_tokens = -error_tokens
+        self.error_tokens_mean += (error_tokens - self.error_tokens_mean) * ERROR_FADE
 
 
 @dataclass(frozen=True, slots=True)

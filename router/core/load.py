@@ -5,15 +5,18 @@ an old report is no report).
 """
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from router.core.types import Decision, PromptKeys
 
 if TYPE_CHECKING:
     from router.core.fleet import Worker
 
-UNKNOWN = -1
-REBASE_AT = 200.0  # e-folds until weights are brought back to 1; a float has room for 700
+UNKNOWN: Final = -1
+INFINITE: Final = math.inf
+NEVER_S: Final = -math.inf
+REBASE_AT: Final = 200.0  # e-folds until weights are brought back to 1; a float has room for 700
+REBASE_WEIGHT: Final = math.exp(REBASE_AT)
 
 
 class Lease:
@@ -44,7 +47,7 @@ class Lease:
         self.uncached_tokens = uncached_tokens
         self.sent_s = sent_s
         self.matched_blocks = 0
-        self.coldest_s = math.inf  # when the coldest of the matched blocks was last used before this request
+        self.coldest_s = INFINITE  # when the coldest of the matched blocks was last used before this request
         self.alone = True  # no prefill was ahead of it when it was sent
         self.confirmed = True  # False: the matched blocks may still have been being computed
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
@@ -77,7 +80,7 @@ class Load:
         self.head_since_s = 0.0
         self.arrivals = 0.0
         self.busy_s = 0.0
-        self.report_until_s = -math.inf
+        self.report_until_s = NEVER_S
         self.reported_waiting = UNKNOWN
         self.reported_waiting_tokens = UNKNOWN
 
@@ -142,8 +145,10 @@ class Load:
         if now_s > self.report_until_s:
             return 0.0
         if self.reported_waiting_tokens != UNKNOWN:
-            return max(0, self.reported_waiting_tokens - self.pending_tokens)
-        return max(0, self.reported_waiting - len(self.pending)) * mean_uncached_tokens
+            tokens = self.reported_waiting_tokens - self.pending_tokens
+            return float(tokens) if tokens > 0 else 0.0
+        requests = self.reported_waiting - len(self.pending)
+        return requests * mean_uncached_tokens if requests > 0 else 0.0
 
     def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:
         """Uncached tokens ahead of a request that arrives now."""
@@ -170,7 +175,7 @@ class FleetLoad:
 
     def __init__(self, half_life_s: float) -> None:
         self._k = math.log(2) / half_life_s
-        self._t0_s: float | None = None
+        self._t0_s = NEVER_S
         self.arrivals = 0.0
         self.busy_s = 0.0  # prefill seconds sent out
         self.tokens = 0.0  # uncached tokens sent out
@@ -178,9 +183,10 @@ class FleetLoad:
 
     def weight(self, now_s: float) -> float:
         """What an arrival at `now_s` counts."""
-        if self._t0_s is None:
+        if self._t0_s == NEVER_S:
             self._t0_s = now_s
-        return math.exp(min(REBASE_AT * 2, self._k * (now_s - self._t0_s)))
+        folds = self._k * (now_s - self._t0_s)
+        return math.exp(folds if folds < REBASE_AT * 2 else REBASE_AT * 2)
 
     def per_s(self, weight: float) -> float:
         """Factor from sums to rates per second, at the time whose weight this is."""
@@ -203,6 +209,3 @@ class FleetLoad:
     def mean_uncached_tokens(self) -> float:
         """Of a request lately sent; 0 before the first."""
         return self.tokens / self.arrivals if self.arrivals else 0.0
-
-
-REBASE_WEIGHT = math.exp(REBASE_AT)

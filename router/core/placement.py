@@ -6,25 +6,26 @@ one of `finish` and `fail`, whichever comes first; the other is then without eff
 
 from array import array
 from collections.abc import Sequence
+from typing import Final
 
 from router.core.calibration import Calibration
-from router.core.cost import mean_rates, price
+from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
 from router.core.fleet import Fleet, Worker
 from router.core.load import FleetLoad, Lease
 from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
-from router.core.prefix_index import Level, PrefixIndex
+from router.core.prefix_index import PrefixIndex
+from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
-from router.core.types import BLOCK_TOKENS, Decision, PromptKeys, Truth, Usage, WorkerId
+from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
 from router.settings import CacheSettings, RoutingSettings
 
-MAX_POOLS = 256
-ENDED = -1  # life of a lease whose results count no more
-NO_LEVELS: Sequence[Level] = ()
-NO_USAGE = Usage()
+MAX_POOLS: Final = 256
+ENDED: Final = -1  # life of a lease whose results count no more
+NO_CACHE: Final = Truth.NONE
 
 __all__ = ["Lease", "Placement"]
 
@@ -38,7 +39,11 @@ class Placement:
         self.speed = FleetSpeed(routing.prefill_tokens_per_s)
         self.sessions = Sessions(routing.max_sessions)
         self.log = DecisionLog(routing.decision_log_size)
-        self._routing = routing
+        self._steer = Steer(routing)
+        self._policy_name = routing.policy
+        self._ring_blocks = routing.ring_blocks
+        self._session_credit_s = routing.session_credit_s
+        self._max_candidates = routing.max_candidates
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
@@ -46,6 +51,7 @@ class Placement:
         self._policy = make_policy(routing.policy)
         self._view = FleetView(fleet.slots, self.load, routing.ring_load_factor, rng)
         self._pools: dict[int, Pool] = {}  # by id() of the tuple, which the pool keeps alive
+        self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
         fleet.watch(self)
@@ -69,34 +75,28 @@ class Placement:
 
         `stream`: the first byte of the answer tells when its prefill was done; otherwise that is estimated.
         """
-        self._now_s = now_s = max(now_s, self._now_s)
-        routing, keys = self._routing, prompt.keys
-        levels = self.index.match(keys) if keys else NO_LEVELS
-        ring_key = keys[min(len(keys), routing.ring_blocks) - 1] if keys else None
-        pool = self._pool(workers, lasting=not tried)
-        q = Question(pool, levels, ring_key, None if session is None else self._hinted(session, pool), now_s)
-        q.nominee = nominee = self._policy.nominate(q, self._view)
+        if now_s < self._now_s:
+            now_s = self._now_s
+        self._now_s = now_s
+        keys, index = prompt.keys, self.index
+        blocks = len(keys)
+        walk = index.walk(keys, blocks)
+        ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
+        pool = self._pool(workers, not tried)
+        hint = None if session is None else self._hinted(session, pool)
+        q = Question(pool, index.levels(walk), ring_key, hint, now_s)
+        q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
-        if len(workers) <= routing.max_candidates:
-            peers = mean_rates(workers)
-        else:
-            peers = self.load.arrivals / len(self._fleet), self.load.busy_s / len(self._fleet)
-            q.candidates = candidates = shortlist(q, self._view, routing.max_candidates)
-            if nominee is not None and nominee not in candidates:
-                candidates.append(nominee)
-        q.priced = price(
-            q.candidates, levels, prompt.prompt_tokens, self.load, self.speed, peers, weight, routing, now_s
-        )  # fmt: skip
-        q.costs = [row[5] for row in q.priced]
-        if q.hint is not None:
-            q.costs[q.candidates.index(q.hint)] -= routing.session_credit_s
+        self._price(q, prompt.prompt_tokens, weight)
         place, reason = self._policy.pick(q, self._view)
         if tried:
             reason = "retry"
-        elif len(workers) == 1:
+        elif len(pool.workers) == 1:
             reason = "only_candidate"
-        decision = self._decide(request_id, model, prompt, q, place, reason, session, tried, wall_s)
-        return self._send(decision, q.candidates[place], q.priced[place][2], levels, prompt, session, weight, now_s, stream)
+        decision = self._decide(request_id, model, prompt, q, q.priced[place], reason, session, tried, wall_s)
+        return self._send(
+            decision, q.candidates[place], q.priced[place].prefill_s, walk, prompt, session, weight, now_s, stream
+        )  # fmt: skip
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The answer's first byte; of a streamed one it tells that the prefill is done. Later calls change nothing."""
@@ -114,7 +114,7 @@ class Placement:
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
-        self._insert(lease)
+        self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
         """The request is over. A status of 400 or more means that its prompt was not computed."""
@@ -125,15 +125,17 @@ class Placement:
             self._undo(lease)
             return
         decision = lease.decision
-        told = NO_USAGE if usage is None else usage
-        prompt_tokens, cached_tokens = told.prompt_tokens or decision.prompt_tokens, told.cached_tokens
+        told_tokens = cached_tokens = completion_tokens = None
+        if usage is not None:
+            told_tokens, cached_tokens, completion_tokens = usage
+        prompt_tokens = told_tokens or decision.prompt_tokens
         decision.actual_cached_tokens = cached_tokens
-        self._count(decision, prompt_tokens, usage)
-        uncached = lease.uncached_tokens if cached_tokens is None else prompt_tokens - cached_tokens
+        self._count(decision.predicted_cached_tokens, prompt_tokens, cached_tokens, completion_tokens, usage is not None)
         if lease.life == lease.worker.life:
-            self._time(lease, uncached, told.completion_tokens, now_s)
+            uncached = lease.uncached_tokens if cached_tokens is None else prompt_tokens - cached_tokens
+            self._time(lease, uncached, completion_tokens, now_s)
         if cached_tokens is not None:
-            self._calibration.compare(lease, cached_tokens, told.prompt_tokens)
+            self._calibration.compare(lease, cached_tokens, told_tokens)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -210,22 +212,44 @@ class Placement:
 
     def _pool(self, workers: Sequence[Worker], lasting: bool) -> Pool:
         """What is derived from a candidate set; kept, and given its own ring if that pays, when the set will come again."""
+        last = self._pool_last
+        if last is not None and last.asked is workers and self._pools_epoch == self._fleet.epoch:
+            return last
         if not lasting:
             return Pool(workers, self._ring)
         if self._pools_epoch != self._fleet.epoch or len(self._pools) >= MAX_POOLS:
             self._pools_epoch = self._fleet.epoch
             self._pools.clear()
         pool = self._pools.get(id(workers))
-        if pool is None or pool.workers is not workers:
+        if pool is None or pool.asked is not workers:
             few = len(workers) * 2 < len(self._ring)  # else skipping strangers on the whole ring is cheap
             ring = self._ring.only(worker.slot for worker in workers) if few else self._ring
             pool = self._pools[id(workers)] = Pool(workers, ring)
+        self._pool_last = pool
         return pool
 
     def _hinted(self, session: str, pool: Pool) -> Worker | None:
         worker_id = self.sessions.worker_of(session)
         worker = None if worker_id is None else self._fleet.get(worker_id)
         return worker if worker is not None and pool.mask & worker.bit else None
+
+    def _price(self, q: Question, prompt_tokens: int, weight: float) -> None:
+        """Fills in the candidates and what each would cost."""
+        workers, load = q.pool.workers, self.load
+        if len(workers) <= self._max_candidates:
+            note_matches(workers, q.levels)
+            peers = mean_rates(workers)
+        else:
+            size = float(len(self._fleet))
+            peers = load.arrivals / size, load.busy_s / size
+            q.candidates = shortlist(q, self._view, self._max_candidates)
+            nominee = q.nominee
+            if nominee is not None and nominee not in q.candidates:
+                nominee.matched_blocks = held_blocks(nominee, q.levels, 0)
+                q.candidates.append(nominee)
+        q.priced = price(q.candidates, prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
+        if q.hint is not None:
+            q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 
     def _weight(self, now_s: float) -> float:
         weight = self.load.weight(now_s)
@@ -235,42 +259,39 @@ class Placement:
         return weight
 
     def _decide(
-        self, request_id: str, model: str | None, prompt: PromptKeys, q: Question, place: int, reason: str,
+        self, request_id: str, model: str | None, prompt: PromptKeys, q: Question, row: Priced, reason: str,
         session: str | None, tried: tuple[WorkerId, ...], wall_s: float,
     ) -> Decision:  # fmt: skip
-        row = q.priced[place]
         decision = Decision(
-            request_id, wall_s, self._routing.policy, reason, row[0], model or "", prompt.prompt_tokens, prompt.form,
-            prompt.unkeyed_reason, row[1], (), session, tried,
+            request_id, wall_s, self._policy_name, reason, row.worker, model or "", prompt.prompt_tokens, prompt.form,
+            prompt.unkeyed_reason, row.matched_tokens, (), session, tried,
         )  # fmt: skip
         decision.priced = q.priced
         if q.homes:
-            decision.homes = tuple(worker.id for worker in q.homes)
+            decision.homes = tuple([worker.id for worker in q.homes])
         if q.hint is not None:
             decision.hinted = q.hint.id
         self.log.add(decision)
         stats = self._stats
-        stats.decisions[self._routing.policy, reason] += 1
+        stats.decisions[self._policy_name, reason] += 1
         stats.key_forms[prompt.form] += 1
         if prompt.unkeyed_reason is not None:
             stats.unkeyed[prompt.unkeyed_reason] += 1
         return decision
 
     def _send(
-        self, decision: Decision, worker: Worker, prefill_s: float, levels: Sequence[Level], prompt: PromptKeys,
+        self, decision: Decision, worker: Worker, prefill_s: float, walk: Walk, prompt: PromptKeys,
         session: str | None, weight: float, now_s: float, stream: bool,
     ) -> Lease:  # fmt: skip
         """Counts the request in, everywhere, before anything can be awaited."""
-        uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
+        uncached = prompt.prompt_tokens - decision.predicted_cached_tokens
+        if uncached < 1:
+            uncached = 1
         lease = Lease(worker, decision, prompt, uncached, now_s)
-        bit = worker.bit
-        for blocks, mask in levels:
-            if mask & bit:
-                lease.matched_blocks = blocks
-                break
+        lease.matched_blocks = worker.matched_blocks
         load, fleet_load = worker.load, self.load
         head = load.head
-        self._insert(lease)
+        self._insert(lease, walk)
         if head is not None:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
@@ -286,17 +307,19 @@ class Placement:
             self.sessions.note(session, worker.id)
         return lease
 
-    def _insert(self, lease: Lease) -> None:
+    def _insert(self, lease: Lease, walk: Walk | None) -> None:
         """The worker's model holds the whole prompt now, though the engine still has to compute it."""
         worker, keys = lease.worker, lease.prompt.keys
-        if keys and lease.life == worker.life and worker.truth is not Truth.NONE:
-            coldest_s = self.index.insert(worker.slot, keys, self._now_s)
+        if keys and lease.life == worker.life and worker.truth is not NO_CACHE:
+            coldest_s = self.index.insert(worker.slot, keys, self._now_s, walk)
             if lease.inserted_s is None:
                 lease.coldest_s = coldest_s
             lease.inserted_s = self._now_s
 
     def _end(self, lease: Lease, now_s: float, outcome: str) -> bool:
-        self._now_s = now_s = max(now_s, self._now_s)
+        if now_s < self._now_s:
+            now_s = self._now_s
+        self._now_s = now_s
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
@@ -311,16 +334,18 @@ class Placement:
         elif completion_tokens and lease.alone and not lease.stream:
             self.speed.observe_whole(lease.worker.speed, uncached_tokens, completion_tokens, now_s - lease.sent_s)
 
-    def _count(self, decision: Decision, prompt_tokens: int, usage: Usage | None) -> None:
+    def _count(
+        self, predicted_tokens: int, prompt_tokens: int, cached_tokens: int | None, completion_tokens: int | None, told: bool
+    ) -> None:  # fmt: skip
         stats = self._stats
-        if usage is None:
+        if not told:
             stats.usage_unknown += 1
-        elif usage.completion_tokens is not None:
-            stats.completion_tokens += usage.completion_tokens
+        elif completion_tokens is not None:
+            stats.completion_tokens += completion_tokens
         stats.prompt_tokens += prompt_tokens
-        stats.predicted_cached_tokens += decision.predicted_cached_tokens
-        if decision.actual_cached_tokens is not None:
-            stats.actual_cached_tokens += decision.actual_cached_tokens
+        stats.predicted_cached_tokens += predicted_tokens
+        if cached_tokens is not None:
+            stats.actual_cached_tokens += cached_tokens
             stats.actual_known_prompt_tokens += prompt_tokens
 
     def _undo(self, lease: Lease) -> None:

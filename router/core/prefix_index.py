@@ -12,6 +12,7 @@ Rules the structure lives by:
 """
 
 from array import array
+from typing import Final
 
 from router.core.prefix_node import (
     MAX_GHOSTS,
@@ -19,6 +20,7 @@ from router.core.prefix_node import (
     Hold,
     Level,
     Node,
+    Walk,
     WorkerCache,
     common_blocks,
     held_blocks,
@@ -27,11 +29,11 @@ from router.core.prefix_node import (
     with_at_least,
 )
 
-NODE_BYTES = 250  # node, array header, dict entry and its key (tracemalloc, CPython 3.11)
-HOLD_BYTES = 140  # hold and its entry in the worker's dict
-KEY_BYTES = 9  # 8 and the array's spare room
-GHOST_BYTES = 80  # a set entry and its integer
-SHRINK_SHARE = 16  # over the byte bound the largest worker model loses one part in this many at a time
+NODE_BYTES: Final = 250  # node, array header, dict entry and its key (tracemalloc, CPython 3.11)
+HOLD_BYTES: Final = 140  # hold and its entry in the worker's dict
+KEY_BYTES: Final = 9  # 8 and the array's spare room
+GHOST_BYTES: Final = 80  # a set entry and its integer
+SHRINK_SHARE: Final = 16  # over the byte bound the largest worker model loses one part in this many at a time
 
 __all__ = ["NEVER_S", "Level", "PrefixIndex"]
 
@@ -99,77 +101,85 @@ class PrefixIndex:
         if cache.used_blocks > cache.capacity_blocks:
             self.evicted_blocks += self._evict(cache, cache.used_blocks - cache.capacity_blocks)
 
-    def match(self, keys: "array[int]") -> list[Level]:
-        """Leading blocks held, deepest level first, masks growing; a worker's match is the first level with its bit."""
-        levels: list[Level] = []
-        first, start, stop = self._first, 0, len(keys)
-        depth, mask = 0, 0
+    def match(self, keys: "array[int]") -> list[tuple[int, int]]:
+        """(leading blocks, mask of the slots that hold at least those), as `levels` tells it."""
+        return [(level.blocks, level.mask) for level in self.levels(self.walk(keys, len(keys)))]
+
+    def walk(self, keys: "array[int]", stop: int) -> Walk:
+        """The nodes of the first `stop` blocks: what `levels` and `insert` go by, so that a choice looks them up once."""
+        walk = Walk()
+        nodes, first, start = walk.nodes, self._first, 0
         while start < stop:
             node = first.get(keys[start])
             if node is None:
                 break
+            nodes.append(node)
             run = node.keys
-            end = start + len(run)
-            whole = end <= stop and keys[end - 1] == run[-1]
-            if not whole:
-                end = start + common_blocks(run, keys, start, stop)
-            if node.partial is not None:
-                levels.append((depth, mask))
-                levels.extend(partial_levels(node, start, end))
-            elif node.mask != mask:
-                levels.append((depth, mask))
-            depth, mask = end, node.mask if node.partial is None else with_at_least(node, end - start)
-            if not whole:
+            blocks = len(run)
+            end = start + blocks
+            if end > stop or keys[end - 1] != run[-1]:
+                walk.same = blocks = common_blocks(run, keys, start, stop)
+                start += blocks
                 break
+            walk.same = blocks
             start = end
-        levels.append((depth, mask))
-        levels.reverse()
-        del levels[-1]  # (0, nobody), from before the first node
+        walk.blocks = start
+        return walk
+
+    def levels(self, walk: Walk) -> list[Level]:
+        """Leading blocks held, deepest level first, masks growing; a worker's match is the first level with its bit."""
+        levels: list[Level] = []
+        depth, mask, left = 0, 0, len(walk.nodes)
+        for node in walk.nodes:
+            left -= 1
+            blocks = len(node.keys) if left else walk.same
+            if node.partial is not None:
+                if depth:
+                    levels.append(Level(depth, mask))
+                levels.extend(partial_levels(node, depth, depth + blocks))
+                mask = with_at_least(node, blocks)
+            elif node.mask != mask:
+                if depth:
+                    levels.append(Level(depth, mask))
+                mask = node.mask
+            depth += blocks
+        if depth:
+            levels.append(Level(depth, mask))
+            levels.reverse()
         return levels
 
     def deepest(self, keys: "array[int]") -> int:
         """The most leading blocks that any worker holds."""
-        first, start, stop = self._first, 0, len(keys)
-        while start < stop:
-            node = first.get(keys[start])
-            if node is None:
-                break
-            run = node.keys
-            end = start + len(run)
-            if end > stop or keys[end - 1] != run[-1]:
-                return start + common_blocks(run, keys, start, stop)
-            start = end
-        return start
+        return self.walk(keys, len(keys)).blocks
 
-    def insert(self, slot: int, keys: "array[int]", now_s: float) -> float:
+    def insert(self, slot: int, keys: "array[int]", now_s: float, walk: Walk | None = None) -> float:
         """The worker holds all of `keys` now, used just now; the coldest of its other blocks make room.
 
         Keys beyond the worker's capacity are left out. Returns when the coldest of the blocks that it already held was
-        last used, NEVER_S if it held none.
+        last used, NEVER_S if it held none. `walk`: of all the keys, made since the last change; it is used up.
         """
         cache = self._caches[slot]
-        bit, first = cache.bit, self._first
-        start, stop = 0, min(len(keys), cache.capacity_blocks)
-        path: list[Node] = []
+        bit, stop = cache.bit, len(keys)
+        if walk is None or stop > cache.capacity_blocks:
+            stop = min(stop, cache.capacity_blocks)
+            walk = self.walk(keys, stop)
+        path = walk.nodes
+        if path and walk.same < len(path[-1].keys):
+            path[-1] = self._split(path[-1], walk.same)
         above: Node | None = None
-        while start < stop:
-            node = first.get(keys[start])
-            if node is None:
-                self._append(cache, path, keys[start:stop])
-                break
-            run = node.keys
-            end = start + len(run)
-            if end > stop or keys[end - 1] != run[-1]:
-                end = start + common_blocks(run, keys, start, stop)
-                node = self._split(node, end - start)
+        at = 0
+        while at < len(path):
+            node = path[at]
             if not node.mask & bit:
                 self._complete(cache, node)
             elif above is not None and node.mask == bit == above.mask and above.children == 1 and not above.partial:
                 self._merge(cache, above, node)
-                path.pop()
-            path.append(node)
+                at -= 1
+                del path[at]
             above = node
-            start = end
+            at += 1
+        if walk.blocks < stop:
+            self._append(cache, path, keys[walk.blocks : stop])
         coldest_s = self._touch(cache, path, now_s)
         if cache.used_blocks > cache.capacity_blocks:
             self.evicted_blocks += self._evict(cache, cache.used_blocks - cache.capacity_blocks)
@@ -184,18 +194,23 @@ class PrefixIndex:
         """
         cache = self._caches[slot]
         before = cache.used_blocks
-        for node, start, same in reversed(self._path(keys)):
+        walk = self.walk(keys, len(keys))
+        end, same = walk.blocks, walk.same
+        for node in reversed(walk.nodes):
+            start = end - same
             hold = cache.holds.get(node)
-            if hold is None:
-                continue
-            held = held_blocks(node, cache.bit)
-            keep = max(0, from_block - start)
-            if keep >= held or held > same or hold.children or hold.used_s > since_s:
-                break
-            if keep:
-                self._trim(cache, node, held, keep)
-                break
-            self._release(cache, hold, held)
+            if hold is not None:
+                held = held_blocks(node, cache.bit)
+                keep = max(0, from_block - start)
+                if keep >= held or held > same or hold.children or hold.used_s > since_s:
+                    break
+                if keep:
+                    self._trim(cache, node, held, keep)
+                    break
+                self._release(cache, hold, held)
+            end = start
+            if node.parent is not None:
+                same = len(node.parent.keys)
         return before - cache.used_blocks
 
     def evict_older(self, slot: int, before_s: float) -> int:
@@ -234,20 +249,6 @@ class PrefixIndex:
         if cache.ghosts is not None:
             self._ghosts -= len(cache.ghosts)
             cache.ghosts.clear()
-
-    def _path(self, keys: "array[int]") -> list[tuple[Node, int, int]]:
-        """(node, its first block's place in keys, blocks of its run that keys share) from the root down."""
-        path: list[tuple[Node, int, int]] = []
-        start, stop = 0, len(keys)
-        while start < stop and (node := self._first.get(keys[start])) is not None:
-            same = len(node.keys)
-            if start + same > stop or keys[start + same - 1] != node.keys[-1]:
-                same = common_blocks(node.keys, keys, start, stop)
-            path.append((node, start, same))
-            if same < len(node.keys):
-                break
-            start += same
-        return path
 
     def _append(self, cache: WorkerCache, path: list[Node], tail: "array[int]") -> None:
         """Blocks nobody had. A run that only this worker holds and nothing hangs from grows in place."""

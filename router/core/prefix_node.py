@@ -1,11 +1,20 @@
 """Pieces of the prefix index: runs of blocks, one worker's holds on them in order of last use, and small questions on both."""
 
 from array import array
+from typing import Final
 
-Level = tuple[int, int]  # (leading blocks, mask of the slots that hold at least those)
+NEVER_S: Final = float("-inf")  # last use of blocks that were not held
+MAX_GHOSTS: Final = 256  # per worker
 
-NEVER_S = float("-inf")  # last use of blocks that were not held
-MAX_GHOSTS = 256  # per worker
+
+class Level:
+    """Leading blocks, and the mask of the slots that hold at least those."""
+
+    __slots__ = ("blocks", "mask")
+
+    def __init__(self, blocks: int, mask: int) -> None:
+        self.blocks = blocks
+        self.mask = mask
 
 
 class Node:
@@ -19,6 +28,17 @@ class Node:
         self.partial: dict[int, int] | None = None  # bit of a worker → blocks of the run's head that it holds
         self.parent = parent
         self.children = children
+
+
+class Walk:
+    """The nodes that a chain runs through, as they are until the index changes."""
+
+    __slots__ = ("blocks", "nodes", "same")
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.same = 0  # blocks of the last node's run that the chain shares
+        self.blocks = 0  # leading blocks of the chain that some worker holds
 
 
 class Hold:
@@ -79,7 +99,7 @@ def with_at_least(node: Node, blocks: int) -> int:
 def partial_levels(node: Node, start: int, end: int) -> list[Level]:
     """Levels within the run, shallow first, of the workers that hold less of it than `start` to `end`."""
     depths = sorted({held for held in (node.partial or {}).values() if held < end - start})
-    return [(start + held, with_at_least(node, held)) for held in depths]
+    return [Level(start + held, with_at_least(node, held)) for held in depths]
 
 
 def slots_of(mask: int) -> list[int]:

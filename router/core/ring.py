@@ -6,15 +6,16 @@ goes moves only its own share.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from router.core.types import WorkerId
 
-SLOT_BITS = 16  # the low bits of a point name its worker's slot, so that points sort as plain integers
-SLOT_MASK = (1 << SLOT_BITS) - 1
-MAX_POINTS = 4096  # of one worker
+SLOT_BITS: Final = 16  # the low bits of a point name its worker's slot, so that points sort as plain integers
+SLOT_MASK: Final = (1 << SLOT_BITS) - 1
+MAX_POINTS: Final = 4096  # of one worker
 
 
 class Ring:
@@ -53,28 +54,21 @@ class Ring:
             ring._points = [point for point in self._points if point & SLOT_MASK in chosen]
         return ring
 
-    def walk(self, key: int) -> Iterator[int]:
-        """Slots clockwise from the key, each once."""
-        points = self._points
-        at = bisect_left(points, key)
-        seen: set[int] = set()
-        for around in (range(at, len(points)), range(at)):
-            for i in around:
-                slot = points[i] & SLOT_MASK
-                if slot not in seen:
-                    yield slot
-                    seen.add(slot)
-                    if len(seen) == len(self._slots):
-                        return
-
     def homes(self, key: int, count: int = 2, allowed: Callable[[int], bool] | None = None) -> list[int]:
         """The first `count` slots clockwise from the key that are allowed; fewer when there are not that many."""
         found: list[int] = []
-        for slot in self.walk(key):
-            if allowed is None or allowed(slot):
-                found.append(slot)
-                if len(found) == count:
-                    break
+        points = self._points
+        size, left = len(points), len(self._slots)
+        at = bisect_left(points, key)
+        seen: set[int] = set()
+        while left and len(found) < count:
+            slot = points[at if at < size else at - size] & SLOT_MASK
+            at += 1
+            if slot not in seen:
+                seen.add(slot)
+                left -= 1
+                if allowed is None or allowed(slot):
+                    found.append(slot)
         return found
 
     def place(self, key: int, in_flight_of: Callable[[int], int], total: int, factor: float) -> int:
@@ -83,7 +77,7 @@ class Ring:
             raise ValueError("the ring is empty")
         bound = load_bound(factor, total, 1.0 / len(self._slots))
         homes = self.homes(key, 1, lambda slot: in_flight_of(slot) < bound)
-        return homes[0] if homes else next(self.walk(key))
+        return homes[0] if homes else self.homes(key, 1)[0]
 
 
 def load_bound(factor: float, total: int, share: float) -> int:

@@ -3,13 +3,15 @@
 `time = c0 + uncached_tokens · s_per_token`, by least squares in which each observation fades by 0.99 per later one.
 """
 
-FADE = 0.99  # per observation
-SLOPE_SHARE = 0.3  # of the observed time that uncached tokens explain at least
-PRIOR_S = 4.0  # observed seconds that weigh as much as the assumption that a worker is as fast as the fleet
-SURPRISE = 8.0  # an observation counts as at most so many times what was expected: one stall must not shun a worker
-MIN_WHOLE = 8.0  # observations of whole answers before any is believed
-MIN_SPREAD = 1e-4  # of the squares: less variation than this tells prefill from decoding no better than noise does
-PRIOR_POINT_S = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
+from typing import Final
+
+FADE: Final = 0.99  # per observation
+SLOPE_SHARE: Final = 0.3  # of the observed time that uncached tokens explain at least
+PRIOR_S: Final = 4.0  # observed seconds that weigh as much as the assumption that a worker is as fast as the fleet
+SURPRISE: Final = 8.0  # an observation counts as at most so many times what was expected: one stall must not shun a worker
+MIN_WHOLE: Final = 8.0  # observations of whole answers before any is believed
+MIN_SPREAD: Final = 1e-4  # of the squares: less variation than this tells prefill from decoding no better than noise does
+PRIOR_POINT_S: Final = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
 
 
 class WorkerSpeed:
@@ -33,25 +35,34 @@ class WorkerSpeed:
 class WholeTimes:
     """Times of answers that came in one piece: time = c0 + uncached · prefill + completion · decode, two slopes fitted."""
 
+    __slots__ = ("_n", "_t", "_x", "_xt", "_xx", "_xy", "_y", "_yt", "_yy")
+
     def __init__(self) -> None:
         self._n = 0.0
-        self._sums = [0.0] * 8  # of x, y, t, xx, yy, xy, xt, yt; x uncached tokens, y completion tokens, t time
+        # Sums of x uncached tokens, y completion tokens, t time and their products.
+        self._x = self._y = self._t = self._xx = self._yy = self._xy = self._xt = self._yt = 0.0
 
     def prefill_s(self, uncached_tokens: int, completion_tokens: int, seconds: float) -> float | None:
         """The part of this time that was not decoding; None while the two cannot be told apart."""
-        x, y, t = uncached_tokens, completion_tokens, seconds
-        terms = (x, y, t, x * x, y * y, x * y, x * t, y * t)
+        x, y, t = float(uncached_tokens), float(completion_tokens), seconds
         self._n = n = self._n * FADE + 1.0
-        self._sums = [total * FADE + term for total, term in zip(self._sums, terms, strict=True)]
+        self._x = self._x * FADE + x
+        self._y = self._y * FADE + y
+        self._t = self._t * FADE + t
+        self._xx = self._xx * FADE + x * x
+        self._yy = self._yy * FADE + y * y
+        self._xy = self._xy * FADE + x * y
+        self._xt = self._xt * FADE + x * t
+        self._yt = self._yt * FADE + y * t
         if n < MIN_WHOLE:
             return None
-        sx, sy, st, sxx, syy, sxy, sxt, syt = (total / n for total in self._sums)
-        vx, vy, cxy, cxt, cyt = sxx - sx * sx, syy - sy * sy, sxy - sx * sy, sxt - sx * st, syt - sy * st
+        sx, sy, st, sxx, syy = self._x / n, self._y / n, self._t / n, self._xx / n, self._yy / n
+        vx, vy, cxy = sxx - sx * sx, syy - sy * sy, self._xy / n - sx * sy
         spread = vx * vy - cxy * cxy
         if spread <= MIN_SPREAD * sxx * syy:
             return None
-        decode_s = max(0.0, (cyt * vx - cxt * cxy) / spread)
-        return seconds - decode_s * completion_tokens
+        decode_s = ((self._yt / n - sy * st) * vx - (self._xt / n - sx * st) * cxy) / spread
+        return seconds - decode_s * y if decode_s > 0.0 else seconds
 
 
 class FleetSpeed:
@@ -75,19 +86,26 @@ class FleetSpeed:
         """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
         if uncached_tokens <= 0 or seconds <= 0:
             return
-        predicted_s = self.c0_s + uncached_tokens * self.s_per_token
-        seconds = min(seconds, SURPRISE * predicted_s * worker.factor)
+        tokens = float(uncached_tokens)
+        predicted_s = self.c0_s + tokens * self.s_per_token
+        most_s = SURPRISE * predicted_s * worker.factor
+        if seconds > most_s:
+            seconds = most_s
         worker.observe(seconds, predicted_s)
         self.observations += 1
         self.sum_n = n = self.sum_n * FADE + 1.0
-        self.sum_x = x = self.sum_x * FADE + uncached_tokens
+        self.sum_x = x = self.sum_x * FADE + tokens
         self.sum_y = y = self.sum_y * FADE + seconds
-        self.sum_xx = xx = self.sum_xx * FADE + uncached_tokens * uncached_tokens
-        self.sum_xy = xy = self.sum_xy * FADE + uncached_tokens * seconds
+        self.sum_xx = xx = self.sum_xx * FADE + tokens * tokens
+        self.sum_xy = xy = self.sum_xy * FADE + tokens * seconds
         mean_slope = y / x
         spread = n * xx - x * x
         slope = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else mean_slope
-        self.s_per_token = slope = min(max(slope, SLOPE_SHARE * mean_slope), mean_slope)
+        if slope > mean_slope:
+            slope = mean_slope
+        elif slope < SLOPE_SHARE * mean_slope:
+            slope = SLOPE_SHARE * mean_slope
+        self.s_per_token = slope
         self.c0_s = (y - slope * x) / n
 
     def observe_whole(self, worker: WorkerSpeed, uncached_tokens: int, completion_tokens: int, seconds: float) -> None:

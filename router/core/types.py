@@ -4,11 +4,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Final, NamedTuple, NewType
 
 WorkerId = NewType("WorkerId", str)
-BLOCK_TOKENS = 16  # canonical block; an engine's block is a multiple (design: keys)
-TEXT_BLOCK_BYTES = 64  # one block of text keys, about 16 tokens of English
+BLOCK_TOKENS: Final = 16  # canonical block; an engine's block is a multiple (design: keys)
+TEXT_BLOCK_BYTES: Final = 64  # one block of text keys, about 16 tokens of English
 
 Keys = array  # typecode 'Q': one chained 64-bit key per block, first block first
 
@@ -38,7 +38,7 @@ class Lifecycle(StrEnum):
     DOWN = "down"
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class PromptKeys:
     """A prompt as the chain of its block keys.
 
@@ -48,10 +48,22 @@ class PromptKeys:
 
     keys: "array[int]"
     prompt_tokens: int
-    form: KeyForm = KeyForm.TOKENS
-    complete: bool = True
-    exact_tokens: bool = True
-    unkeyed_reason: str | None = None
+    form: KeyForm
+    complete: bool
+    exact_tokens: bool
+    unkeyed_reason: str | None
+
+    # Written out, here and in Decision: one that dataclass makes stays interpreted, and these are made for each request.
+    def __init__(
+        self, keys: "array[int]", prompt_tokens: int, form: KeyForm = KeyForm.TOKENS, complete: bool = True,
+        exact_tokens: bool = True, unkeyed_reason: str | None = None,
+    ) -> None:  # fmt: skip
+        self.keys = keys
+        self.prompt_tokens = prompt_tokens
+        self.form = form
+        self.complete = complete
+        self.exact_tokens = exact_tokens
+        self.unkeyed_reason = unkeyed_reason
 
 
 class Usage(NamedTuple):
@@ -79,11 +91,27 @@ class CandidateCost:
     session: bool  # the worker of the session hint
 
 
-# One candidate as it is kept until somebody asks: worker, matched_tokens, prefill_s, backlog_s, price, cost_s, in_flight, truth
-Priced = tuple[WorkerId, int, float, float, float, float, int, Truth]
+class Priced:
+    """One candidate as it is kept until somebody asks, see CandidateCost for the names."""
+
+    __slots__ = ("backlog_s", "bid_s", "cost_s", "in_flight", "matched_tokens", "prefill_s", "price", "truth", "worker")
+
+    def __init__(
+        self, worker: WorkerId, matched_tokens: int, prefill_s: float, backlog_s: float, price: float, cost_s: float,
+        in_flight: int, truth: Truth,
+    ) -> None:  # fmt: skip
+        self.worker = worker
+        self.matched_tokens = matched_tokens
+        self.prefill_s = prefill_s
+        self.backlog_s = backlog_s
+        self.price = price
+        self.cost_s = cost_s
+        self.bid_s = cost_s  # less the session credit: what candidates are compared by
+        self.in_flight = in_flight
+        self.truth = truth
 
 
-@dataclass(slots=True)
+@dataclass(init=False, slots=True)
 class Decision:
     """Why a request went where it went. Kept in the decision log, filled in as the request goes on."""
 
@@ -99,17 +127,47 @@ class Decision:
     key_form: KeyForm
     unkeyed_reason: str | None
     predicted_cached_tokens: int
-    candidates: tuple[CandidateCost, ...] = ()  # made from `priced` when the decision log is asked
-    session: str | None = None
-    tried: tuple[WorkerId, ...] = ()
-    actual_cached_tokens: int | None = None
-    ttft_s: float | None = None
-    duration_s: float | None = None
-    status: int | None = None
-    outcome: str | None = None  # ok, client_gone, or the reason of an error
-    priced: Sequence[Priced] = ()
-    homes: tuple[WorkerId, ...] = ()
-    hinted: WorkerId | None = None  # the worker of the session hint
+    candidates: tuple[CandidateCost, ...]  # made from `priced` when the decision log is asked
+    session: str | None
+    tried: tuple[WorkerId, ...]
+    actual_cached_tokens: int | None
+    ttft_s: float | None
+    duration_s: float | None
+    status: int | None
+    outcome: str | None  # ok, client_gone, or the reason of an error
+    priced: Sequence[Priced]
+    homes: tuple[WorkerId, ...]
+    hinted: WorkerId | None  # the worker of the session hint
+
+    def __init__(
+        self, request_id: str, at_s: float, policy: str, reason: str, worker: WorkerId, model: str, prompt_tokens: int,
+        key_form: KeyForm, unkeyed_reason: str | None, predicted_cached_tokens: int,
+        candidates: tuple[CandidateCost, ...] = (), session: str | None = None, tried: tuple[WorkerId, ...] = (),
+        actual_cached_tokens: int | None = None, ttft_s: float | None = None, duration_s: float | None = None,
+        status: int | None = None, outcome: str | None = None, priced: Sequence[Priced] = (),
+        homes: tuple[WorkerId, ...] = (), hinted: WorkerId | None = None,
+    ) -> None:  # fmt: skip
+        self.request_id = request_id
+        self.at_s = at_s
+        self.policy = policy
+        self.reason = reason
+        self.worker = worker
+        self.model = model
+        self.prompt_tokens = prompt_tokens
+        self.key_form = key_form
+        self.unkeyed_reason = unkeyed_reason
+        self.predicted_cached_tokens = predicted_cached_tokens
+        self.candidates = candidates
+        self.session = session
+        self.tried = tried
+        self.actual_cached_tokens = actual_cached_tokens
+        self.ttft_s = ttft_s
+        self.duration_s = duration_s
+        self.status = status
+        self.outcome = outcome
+        self.priced = priced
+        self.homes = homes
+        self.hinted = hinted
 
 
 @dataclass(slots=True)

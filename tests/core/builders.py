@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from xxhash import xxh3_64_intdigest
 
 from router.core.fleet import Fleet, Worker
+from router.core.prefix_node import Level
 from router.core.types import KeyForm, Lifecycle, PromptKeys, Truth, WorkerId, WorkerReport
 from router.settings import EngineSpec, FleetSettings
 
@@ -48,6 +49,11 @@ def ready_fleet(count: int, *, truth: Truth = Truth.MODELLED, max_workers: int =
         worker = fleet.add(spec(number, **options), 0.0)
         fleet.apply(report(worker, truth=truth), 0.0)
     return fleet
+
+
+def levels(*pairs: tuple[int, int]) -> list[Level]:
+    """Of (leading blocks, mask of their holders), deepest first."""
+    return [Level(blocks, mask) for blocks, mask in pairs]
 
 
 class Dice:

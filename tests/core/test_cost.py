@@ -1,15 +1,16 @@
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cost import mean_rates, price
+from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.fleet import Worker
 from router.core.load import FleetLoad, Lease
-from router.core.prefix_index import Level
 from router.core.speed import FleetSpeed
 from router.core.types import Decision, KeyForm, Priced, Truth, WorkerId
 from router.settings import RoutingSettings
-from tests.core.builders import prompt, spec
+from tests.core.builders import levels, prompt, spec
 
 ROUTING = RoutingSettings(prefill_tokens_per_s=1000.0)
 
@@ -32,15 +33,16 @@ def request(worker: Worker, tokens: int, sent_s: float, stream: bool = True) -> 
 
 
 def price_one(
-    worker: Worker, tokens: int, levels: list[Level], now_s: float = 0.0, load: FleetLoad | None = None
+    worker: Worker, tokens: int, held: Sequence[tuple[int, int]], now_s: float = 0.0, load: FleetLoad | None = None
 ) -> Priced:  # fmt: skip
     load = load or FleetLoad(60.0)
     rates = mean_rates([worker])
-    return price([worker], levels, tokens, load, FleetSpeed(1000.0), rates, load.weight(now_s), ROUTING, now_s)[0]
+    note_matches([worker], levels(*held))
+    return price([worker], tokens, load, FleetSpeed(1000.0), rates, load.weight(now_s), Steer(ROUTING), now_s)[0]
 
 
 @pytest.mark.parametrize(
-    ("levels", "tokens", "block_tokens", "expected"),
+    ("held", "tokens", "block_tokens", "expected"),
     [
         pytest.param([], 100, 16, 0, id="nobody holds it"),
         pytest.param([(4, 0b10)], 100, 16, 0, id="another holds it"),
@@ -50,11 +52,11 @@ def price_one(
         pytest.param([(1, 0b01)], 0, 16, 0, id="unknown length"),
     ],
 )
-def test_matched_tokens(levels: list[Level], tokens: int, block_tokens: int, expected: int) -> None:
+def test_matched_tokens(held: list[tuple[int, int]], tokens: int, block_tokens: int, expected: int) -> None:
     """What a worker need not compute: its level in the index, in whole blocks of the engine, never the whole prompt."""
-    row = price_one(worker_with(block_tokens=block_tokens), tokens, levels)
-    assert row[1] == expected
-    assert row[2] == pytest.approx((tokens - expected) / 1000)
+    row = price_one(worker_with(block_tokens=block_tokens), tokens, held)
+    assert row.matched_tokens == expected
+    assert row.prefill_s == pytest.approx((tokens - expected) / 1000)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +70,7 @@ def test_matched_tokens(levels: list[Level], tokens: int, block_tokens: int, exp
 def test_backlog_is_the_prefill_ahead(queue: list[tuple[int, float]], now_s: float, expected_s: float) -> None:
     """Uncached tokens sent and not yet computed, less the head's progress, at the worker's speed."""
     worker = worker_with(*queue)
-    assert price_one(worker, 100, [], now_s)[3] == pytest.approx(expected_s)
+    assert price_one(worker, 100, [], now_s).backlog_s == pytest.approx(expected_s)
     tokens = worker.load.backlog_tokens(now_s, 0.001, 0.0)
     assert tokens * 0.001 == pytest.approx(expected_s), "the readable form of the same sum"
 
@@ -78,8 +80,8 @@ def test_backlog_counts_what_fresh_reports_show_beyond_own_requests() -> None:
     worker, load = worker_with((1000, 0.0)), FleetLoad(60.0)
     load.arrivals, load.tokens = 2.0, 600.0
     worker.load.report(waiting=3, waiting_tokens=None, until_s=5.0)
-    assert price_one(worker, 100, [], 0.0, load)[3] == pytest.approx(1.0 + 2 * 0.3)
-    assert price_one(worker, 100, [], 5.1, load)[3] == pytest.approx(0.0)
+    assert price_one(worker, 100, [], 0.0, load).backlog_s == pytest.approx(1.0 + 2 * 0.3)
+    assert price_one(worker, 100, [], 5.1, load).backlog_s == pytest.approx(0.0)
 
 
 def test_unstreamed_heads_leave_as_their_prefill_should_be_done() -> None:
@@ -87,10 +89,10 @@ def test_unstreamed_heads_leave_as_their_prefill_should_be_done() -> None:
     worker = worker_with()
     worker.load.take(request(worker, 1000, 0.0, stream=False))
     worker.load.take(request(worker, 500, 0.1))
-    assert price_one(worker, 100, [], 1.2)[3] == pytest.approx(0.3)
+    assert price_one(worker, 100, [], 1.2).backlog_s == pytest.approx(0.3)
     worker = worker_with()
     worker.load.take(request(worker, 1000, 0.0, stream=False))
-    assert price_one(worker, 100, [], 1.2)[3] == 0.0
+    assert price_one(worker, 100, [], 1.2).backlog_s == 0.0
 
 
 @given(
@@ -105,15 +107,24 @@ def test_cost_is_the_steer_rule(
     worker = worker_with((queued, 0.0))
     worker.load.arrivals, worker.load.busy_s = own_rate / per_s, own_use / per_s
     peers = (mean_rate / per_s, mean_use / per_s)
-    [row] = price([worker], [], tokens, load, FleetSpeed(1000.0), peers, 1.0, ROUTING, 0.0)
+    [row] = price([worker], tokens, load, FleetSpeed(1000.0), peers, 1.0, Steer(ROUTING), 0.0)
     x, u = tokens / 1000, queued / 1000
     q = 2.0 * (own_rate + mean_rate) / 2 / (1 - min((own_use + mean_use) / 2, 0.9))
-    assert row[2:6] == pytest.approx((x, u, q, (u + x) + q * x * (u + x / 2)))
-    assert row[0] == worker.id and row[6:] == (1, Truth.MODELLED)
+    cost_s = (u + x) + q * x * (u + x / 2)
+    assert (row.prefill_s, row.backlog_s, row.price, row.cost_s) == pytest.approx((x, u, q, cost_s))
+    assert (row.worker, row.in_flight, row.truth, row.bid_s) == (worker.id, 1, Truth.MODELLED, row.cost_s)
 
 
 def test_a_slower_worker_costs_more() -> None:
     """Its factor stretches its own prefill and its backlog."""
     slow = worker_with((100, 0.0))
     slow.speed.factor = 3.0
-    assert price_one(slow, 100, [])[2:4] == pytest.approx((0.3, 0.3))
+    row = price_one(slow, 100, [])
+    assert (row.prefill_s, row.backlog_s) == pytest.approx((0.3, 0.3))
+
+
+def test_levels_known_to_miss_are_not_asked_again() -> None:
+    """Who is known to be in none of the deepest levels is looked up from the next one on."""
+    found = levels((6, 0b10), (4, 0b11), (2, 0b111))
+    worker = worker_with(slot=1)
+    assert [held_blocks(worker, found, at) for at in range(4)] == [6, 4, 2, 0]

@@ -103,6 +103,14 @@ def test_counts_move_at_selection_and_end_once() -> None:
     assert world.stats.prompt_tokens == 68 and world.stats.completion_tokens == 9
 
 
+def test_a_prompt_of_unknown_length_counts_as_one_token() -> None:
+    """Work that is not known is not no work, and nothing of it is predicted as cached."""
+    world = World()
+    lease = world.choose(prompt(range(3), tokens=0))
+    assert lease.uncached_tokens == lease.worker.load.pending_tokens == 1
+    assert world.choose(prompt(range(3), tokens=0)).decision.predicted_cached_tokens == 0
+
+
 @pytest.mark.parametrize("status", [400, 429, 503])
 def test_a_refused_request_leaves_no_blocks_behind(status: int) -> None:
     """An engine that answers with an error has not computed the prompt."""
@@ -303,7 +311,7 @@ def test_a_large_fleet_prices_a_shortlist() -> None:
         first = world.serve(prompt(range(20)), session="s")
         second = world.serve(prompt([*range(20), 7]), session="s")
         assert len(second.decision.priced) <= 33
-        assert second.worker.id in [row[0] for row in second.decision.priced]
+        assert second.worker.id in [row.worker for row in second.decision.priced]
         if policy == "warm":
             assert second.worker is first.worker
 

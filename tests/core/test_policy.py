@@ -4,14 +4,14 @@ from random import Random
 
 import pytest
 
+from router.core.cost import note_matches
 from router.core.fleet import Fleet, Worker
 from router.core.load import FleetLoad
 from router.core.policy import FleetView, Pool, Question, cheapest, least_queue, make_policy, ring_homes, shortlist, some_slots
-from router.core.prefix_index import Level
 from router.core.ring import Ring
-from router.core.types import Truth
+from router.core.types import Priced, Truth, WorkerId
 from router.settings import POLICIES
-from tests.core.builders import Dice, chain, ready_fleet
+from tests.core.builders import Dice, chain, levels, ready_fleet
 
 KEY = chain([1, 2, 3])[-1]
 
@@ -25,17 +25,19 @@ def world(count: int) -> tuple[Fleet, FleetView, Pool]:
 
 
 def question(
-    pool: Pool, levels: Sequence[Level] = (), key: int | None = KEY, hint: Worker | None = None, credit_s: float = 0.05,
+    pool: Pool, held: Sequence[tuple[int, int]] = (), key: int | None = KEY, hint: Worker | None = None, credit_s: float = 0.05,
     costs: Sequence[float] = (), matched: Sequence[int] = (), prefill_s: float = 1.0,
 ) -> Question:  # fmt: skip
     """A priced question; every worker costs a second unless `costs` says otherwise."""
-    q = Question(pool, levels, key, hint, 0.0)
+    q = Question(pool, levels(*held), key, hint, 0.0)
+    note_matches(pool.workers, q.levels)
     costs = costs or [1.0] * len(pool.workers)
     matched = matched or [0] * len(pool.workers)
     q.priced = [
-        (worker.id, matched[i], prefill_s, 0.0, 0.0, costs[i], 0, Truth.MODELLED) for i, worker in enumerate(pool.workers)
+        Priced(worker.id, matched[i], prefill_s, 0.0, 0.0, costs[i], 0, Truth.MODELLED) for i, worker in enumerate(pool.workers)
     ]
-    q.costs = [cost - (credit_s if worker is hint else 0.0) for worker, cost in zip(pool.workers, costs, strict=True)]
+    if hint is not None:
+        q.priced[pool.workers.index(hint)].bid_s -= credit_s
     return q
 
 
@@ -57,7 +59,7 @@ def test_every_policy_of_the_settings_exists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "matched", "costs", "hint", "expected"),
+    ("held", "matched", "costs", "hint", "expected"),
     [
         pytest.param([(4, 0b010)], [0, 64, 0], [3, 1, 2], None, (1, "warm_prefix"), id="the deepest holder"),
         pytest.param(
@@ -75,11 +77,11 @@ def test_every_policy_of_the_settings_exists() -> None:
     ],
 )
 def test_warm(
-    levels: list[Level], matched: list[int], costs: list[float], hint: int | None, expected: tuple[int, str]
+    held: list[tuple[int, int]], matched: list[int], costs: list[float], hint: int | None, expected: tuple[int, str]
 ) -> None:  # fmt: skip
     """The least cost wins, a session hint is worth its credit and no more, and the reason says what tipped it."""
     fleet, view, pool = world(3)
-    q = question(pool, levels, hint=None if hint is None else fleet.workers[hint], costs=costs, matched=matched)
+    q = question(pool, held, hint=None if hint is None else fleet.workers[hint], costs=costs, matched=matched)
     assert ask("warm", q, view) == expected
 
 
@@ -180,32 +182,37 @@ def test_random_reaches_all_alike() -> None:
 def test_least_queue_weighs_then_asks_who_waits_then_draws() -> None:
     """Requests in flight per weight first; equal ones by what waits there; equal again by chance, not by place."""
     fleet, _, _ = world(4)
-    workers = fleet.workers
+    workers = list(fleet.workers)
     for worker, (in_flight, weight) in zip(workers, [(4, 1.0), (6, 2.0), (3, 1.0), (3, 1.0)], strict=True):
         worker.load.in_flight, worker.weight = in_flight, weight
     assert {least_queue(workers, 0.0, Dice(chance)) for chance in (0.0, 0.5, 0.99)} == {1, 2, 3}
     workers[1].load.report(7, None, until_s=1.0)
     workers[2].load.report(5, None, until_s=1.0)
     assert {least_queue(workers, 0.0, Dice(chance)) for chance in (0.0, 0.99)} == {3}
+    assert least_queue(workers[::-1], 0.0, Dice(0.0)) == 0, "who waits less comes first"
     assert {least_queue(workers, 2.0, Dice(chance)) for chance in (0.0, 0.5, 0.99)} == {1, 2, 3}, "stale reports"
 
 
 def test_equal_costs_are_drawn() -> None:
     """No worker is preferred for being first in the list (P7)."""
-    assert [cheapest([2.0, 1.0, 1.0], Dice(chance)) for chance in (0.0, 0.49, 0.51, 0.99)] == [1, 1, 2, 2]
-    assert cheapest([2.0, 1.0, 3.0], Dice(0.9)) == 1
+
+    def rows(*costs: float) -> list[Priced]:
+        return [Priced(WorkerId("w"), 0, 0.0, 0.0, 0.0, cost, 0, Truth.MODELLED) for cost in costs]
+
+    assert [cheapest(rows(2.0, 1.0, 1.0), Dice(chance)) for chance in (0.0, 0.49, 0.51, 0.99)] == [1, 1, 2, 2]
+    assert cheapest(rows(2.0, 1.0, 3.0), Dice(0.9)) == 1
 
 
 def test_shortlist_has_holders_homes_hint_and_the_less_loaded() -> None:
-    """Of a large pool at most a quarter of the places go to holders, deepest first; the others stay open for idle workers."""
+    """Of a large pool at most an eighth of the places go to holders, deepest first; the others stay open for idle workers."""
     fleet, view, pool = world(200)
     workers = fleet.workers
     hint = workers[150]
-    levels = [(9, 1 << 7), (6, 1 << 7 | 1 << 8 | 1 << 300), (2, (1 << 100) - 1)]
-    listed = shortlist(question(pool, levels, hint=hint), view, 32)
+    held = [(9, 1 << 7), (6, 1 << 7 | 1 << 8 | 1 << 300), (2, (1 << 100) - 1)]
+    listed = shortlist(question(pool, held, hint=hint), view, 32)
     assert listed[:3] == [hint, workers[7], workers[8]]
-    assert 8 < len(listed) <= 16 and len(set(listed)) == len(listed)
-    assert sum(worker.slot < 100 for worker in listed[:8]) == 7
+    assert 4 < len(listed) <= 8 and len(set(listed)) == len(listed)
+    assert sum(worker.slot < 100 for worker in listed[:4]) == 3
     q = question(pool)
     listed = shortlist(q, view, 32)
     assert listed[:2] == list(q.homes) == ring_homes(question(pool), view)
@@ -213,16 +220,19 @@ def test_shortlist_has_holders_homes_hint_and_the_less_loaded() -> None:
     for worker in workers[::2]:
         worker.load.in_flight = 50
     view.rng = Random(5)
-    drawn = [worker for _ in range(50) for worker in shortlist(question(pool, key=None), view, 32)]
+    drawn = [worker for _ in range(100) for worker in shortlist(question(pool, key=None), view, 32)]
     busy = sum(worker.load.in_flight > 0 for worker in drawn) / len(drawn)
     assert 0.15 < busy < 0.35, "the less loaded of two: a quarter of the busy half"
-    assert len(shortlist(question(pool, levels, hint=hint), view, 2)) == 2
+    assert len(shortlist(question(pool, held, hint=hint), view, 2)) == 2
 
 
 def test_some_slots_starts_anywhere_and_goes_around() -> None:
     """So that of a thousand equal holders not always the same few are asked."""
     mask = 0b1011_0001
     assert some_slots(mask, 9, 0) == [0, 4, 5, 7]
-    assert some_slots(mask, 3, 5) == [5, 7, 0]
+    assert some_slots(mask, 3, 5) == [5, 7, 0, 4]
+    assert some_slots(mask, 2, 5) == [5, 7]
     assert some_slots(mask, 0, 5) == []
     assert some_slots(0, 4, 5) == []
+    assert some_slots(mask << 20, 9, 26) == [27, 20, 24, 25]
+    assert some_slots(mask << 20, 9, 99) == [20, 24, 25, 27]

@@ -19,8 +19,8 @@ def test_partial_levels_are_shallow_first_and_count_all_who_hold_as_much() -> No
     """A worker that holds only the head of a run counts at its own depth, and every deeper one at that depth too."""
     node = Node(chain(range(10)), 0b0001, None, 0)
     node.partial = {0b0010: 3, 0b0100: 7, 0b1000: 3}
-    assert partial_levels(node, 100, 110) == [(103, 0b1111), (107, 0b0101)]
-    assert partial_levels(node, 100, 105) == [(103, 0b1111)]
+    for end, expected in ((110, [(103, 0b1111), (107, 0b0101)]), (105, [(103, 0b1111)])):
+        assert [(level.blocks, level.mask) for level in partial_levels(node, 100, end)] == expected
     assert [with_at_least(node, blocks) for blocks in (3, 4, 8)] == [0b1111, 0b0101, 0b0001]
     assert [held_blocks(node, bit) for bit in (0b0001, 0b0010, 0b0100)] == [10, 3, 7]
 
