@@ -15,6 +15,7 @@ COMPILED = (
     "router/core/*.py",
     "router/wire/*.py",
     "router/proxy/*.py",
+    "router/tokens/body_memo.py",
     "router/tokens/byte_memo.py",
     "router/tokens/direct_keys.py",
     "router/tokens/keyer.py",

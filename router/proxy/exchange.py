@@ -32,7 +32,7 @@ from router.wire.http_head import (
     response_head,
 )
 from router.wire.openai_error import error_body, error_event
-from router.wire.openai_request import Family, ModelCall, read_call
+from router.wire.openai_request import Family, ModelCall
 
 if TYPE_CHECKING:
     from router.proxy.listener import ClientConnection
@@ -148,7 +148,7 @@ class Exchange:
         body = request.leading_body(self._plane.settings.tokens.max_keyed_body_bytes)
         session = request.header(b"x-session-id")
         text = session.decode("latin-1") if session else None
-        return read_call(self._path, body, text, self._plane.settings.tokens)
+        return self._plane.keyer.read(self._path, body, text)
 
     def _keys_ready(self, _: "asyncio.Future[None]") -> None:
         if self._key_timer is not None:

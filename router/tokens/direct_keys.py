@@ -1,12 +1,13 @@
 """Keys that need no tokenizer: token ids as they came, canonical text, the raw head of a large body, or none at all."""
 
 from array import array
+from typing import Any
 
 from router.core.keys import chain, root, tokens_le
 from router.core.types import KeyForm, PromptKeys
 from router.tokens.byte_memo import ByteMemo
 from router.wire.chat_text import chat_text
-from router.wire.openai_request import ChatPrompt, ModelCall, RawPrompt, TextPrompt, TokenPrompt
+from router.wire.openai_request import ChatPrompt, KeyedText, ModelCall, RawPrompt, TextPrompt, TokenPrompt
 
 BYTES_PER_TOKEN = 4  # of English, where no tokenizer tells
 RAW_BYTES = 512 * 1024  # of a body too large to be parsed; its hashing blocks the loop 0.6 ms
@@ -15,10 +16,12 @@ RAW_BYTES = 512 * 1024  # of a body too large to be parsed; its hashing blocks t
 def direct_keys(call: ModelCall, memo: ByteMemo, reason: str | None = None) -> PromptKeys:
     """The keys of a call without a tokenizer; `reason` says why one was not used although there is one."""
     prompt = call.prompt
+    if isinstance(prompt, KeyedText):
+        return PromptKeys(prompt.keys, prompt.tokens, KeyForm.TEXT, True, False, reason)
     if isinstance(prompt, TokenPrompt):
         return token_keys(call, prompt)
     if isinstance(prompt, ChatPrompt):
-        return text_keys(call, memo, canonical_text(prompt), 0, reason)
+        return text_keys(call, memo, chat_text(prompt.messages, preamble_of(prompt)), 0, reason)
     if isinstance(prompt, TextPrompt):
         return text_keys(call, memo, prompt.texts[0], sum(map(len, prompt.texts[1:])), reason)
     if isinstance(prompt, RawPrompt):
@@ -35,8 +38,7 @@ def token_keys(call: ModelCall, prompt: TokenPrompt) -> PromptKeys:
 def text_keys(call: ModelCall, memo: ByteMemo, text: str, more_chars: int, reason: str | None) -> PromptKeys:
     data = text.encode("utf-8", "surrogatepass")
     keys = memo.chain(data, root_of(call, KeyForm.TEXT))
-    tokens = (len(data) + more_chars) // BYTES_PER_TOKEN + 1
-    return PromptKeys(keys, tokens, KeyForm.TEXT, True, False, reason)
+    return PromptKeys(keys, token_estimate(len(data) + more_chars), KeyForm.TEXT, True, False, reason)
 
 
 def raw_keys(call: ModelCall, memo: ByteMemo, prompt: RawPrompt) -> PromptKeys:
@@ -46,9 +48,9 @@ def raw_keys(call: ModelCall, memo: ByteMemo, prompt: RawPrompt) -> PromptKeys:
     return PromptKeys(keys, len(head) // BYTES_PER_TOKEN, KeyForm.RAW, True, False)
 
 
-def canonical_text(prompt: ChatPrompt) -> str:
-    """What the template would read goes first, so that turn n's text is a prefix of turn n + 1's."""
-    preamble = [
+def preamble_of(prompt: ChatPrompt) -> list[tuple[str, Any]]:
+    """What the template would read besides the messages: it goes before them, so that a text grows at its end."""
+    return [
         (name, value)
         for name, value in (
             ("tools", prompt.tools),
@@ -58,7 +60,10 @@ def canonical_text(prompt: ChatPrompt) -> str:
         )
         if value is not None
     ]
-    return chat_text(prompt.messages, preamble)
+
+
+def token_estimate(text_bytes: int) -> int:
+    return text_bytes // BYTES_PER_TOKEN + 1
 
 
 def root_of(call: ModelCall, form: KeyForm) -> int:

@@ -1,10 +1,11 @@
-"""From a call to its block keys: which way a prompt is keyed, and what was counted of it."""
+"""From a body to its call and block keys: which way a prompt is keyed, and what was counted of it."""
 
 import secrets
 
 from router.core.stats import Stats
 from router.core.types import KeyForm
 from router.settings import TokenSettings
+from router.tokens.body_memo import BodyMemo
 from router.tokens.book import TokenizerBook, TokenizerEntry
 from router.tokens.byte_memo import ByteMemo
 from router.tokens.direct_keys import direct_keys, root_of
@@ -13,7 +14,7 @@ from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds
 from router.tokens.memo import PrefixMemo
 from router.tokens.template import TemplateFailed
 from router.tokens.walk import Walk
-from router.wire.openai_request import ChatPrompt, ModelCall, TextPrompt, UnkeyedReason
+from router.wire.openai_request import FAMILIES, ChatPrompt, Family, ModelCall, TextPrompt, UnkeyedReason, read_call
 
 
 class Keyer:
@@ -31,6 +32,16 @@ class Keyer:
         self._lanes = EncodeLanes(settings.tokenizer_threads)
         self._seed = secrets.randbits(64)
         self._bytes = ByteMemo(self.memo, self._seed)
+        self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed)
+        self._settings = settings
+
+    def read(self, path: str, body: bytes, session_header: str | None) -> ModelCall:
+        """The same as `read_call`, but for chats that are known in part, whose keys are made as they are read."""
+        if len(body) <= self._settings.max_keyed_body_bytes and FAMILIES.get(path.partition("?")[0]) is Family.CHAT:
+            call = self._bodies.read(body, session_header)
+            if call is not None:
+                return call
+        return read_call(path, body, session_header, self._settings)
 
     def start(self, call: ModelCall, is_held: IsHeld) -> Keying:
         """The keys known at once, and work begun where more are worth waiting for.

@@ -1,4 +1,4 @@
-"""What routing needs to know of a request body: family, model, stream, session, and the prompt in one of four shapes.
+"""What routing needs to know of a request body: family, model, stream, session, and the prompt in one of five shapes.
 
 Read little and change nothing: unknown fields are the engine's business. Only what would make the router's own reading
 ambiguous is refused (BadRequest).
@@ -42,6 +42,19 @@ UnkeyedReason = Literal[
     "no_cuts",  # nowhere to cut a very long text: tokenising it would stall the loop
     "not_utf8",  # a lone surrogate: no tokenizer takes it
 ]
+
+# What a call holds besides its prompt is read from these.
+CALL_FIELDS = (
+    "model",
+    "stream",
+    "n",
+    "cache_salt",
+    "lora",
+    "lora_path",
+    "adapter_id",
+    "prompt_cache_key",
+    "session_id",
+)
 
 FAMILIES: Mapping[str, Family] = {
     f"{prefix}{path}": family
@@ -88,7 +101,14 @@ class RawPrompt(NamedTuple):
     head: bytes
 
 
-Prompt = ChatPrompt | TextPrompt | TokenPrompt | RawPrompt
+class KeyedText(NamedTuple):
+    """A chat whose text has been chained as it was read; `tokens` is an estimate."""
+
+    keys: "array[int]"
+    tokens: int
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt | RawPrompt | KeyedText
 
 
 class ModelCall(NamedTuple):
@@ -120,13 +140,22 @@ def read_call(path: str, body: bytes, session_header: str | None, limits: TokenS
     fields = parse(body)
     if not isinstance(fields, dict):
         raise InvalidField("the body must be a JSON object")
+    return read_fields(family, fields, session_header)
+
+
+def read_fields(family: Family, fields: dict[str, Any], session_header: str | None, prompt: Prompt | None = None) -> ModelCall:
+    """The call of a body with these fields, all that CALL_FIELDS names but for a `prompt` that was read before.
+
+    Raises InvalidField.
+    """
     model = fields.get("model")
     if model is not None and not isinstance(model, str):
         raise InvalidField("`model` must be a string", param="model")
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidField("`stream` must be true or false", param="stream")
-    prompt = READERS[family](fields)
+    if prompt is None:
+        prompt = READERS[family](fields)
     n = fields.get("n")
     return ModelCall(
         family,
@@ -187,7 +216,7 @@ def read_large(family: Family, body: bytes, session_header: str | None, limits: 
 
 
 def read_chat(fields: dict[str, Any]) -> ChatPrompt:
-    messages = checked_messages(fields.get("messages"))
+    messages, multimodal = checked_messages(fields.get("messages"))
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidField("`chat_template_kwargs` must be an object", param="chat_template_kwargs")
@@ -200,38 +229,42 @@ def read_chat(fields: dict[str, Any]) -> ChatPrompt:
         fields.get("add_generation_prompt") is not False,
         fields.get("continue_final_message") is True,
         fields.get("chat_template") is not None,
-        is_multimodal(messages),
+        multimodal,
     )
 
 
-def checked_messages(messages: Any, param: str = "messages") -> list[dict[str, Any]]:
-    """InvalidField unless a non-empty list of objects with a string role and content of text, null or parts."""
+def checked_messages(messages: Any) -> tuple[list[dict[str, Any]], bool]:
+    """The messages, and whether any has a part that is not text.
+
+    InvalidField unless a non-empty list of objects with a string role and content of text, null or parts.
+    """
     if not isinstance(messages, list) or not messages:
-        raise InvalidField(f"`{param}` must be a list of at least one message", param=param)
+        raise InvalidField("`messages` must be a list of at least one message", param="messages")
+    multimodal = False
     for index, message in enumerate(messages):
         if type(message) is not dict:
-            raise InvalidField(f"`{param}[{index}]` must be an object", param=f"{param}[{index}]")
+            raise InvalidField(f"`messages[{index}]` must be an object", param=f"messages[{index}]")
         if type(message.get("role")) is not str:
-            raise InvalidField(f"`{param}[{index}].role` must be a string", param=f"{param}[{index}].role")
+            raise InvalidField(f"`messages[{index}].role` must be a string", param=f"messages[{index}].role")
         content = message.get("content")
-        if type(content) is not str and content is not None and not is_parts(content):
-            name = f"{param}[{index}].content"
+        if type(content) is str or content is None:
+            continue
+        if not is_parts(content):
+            name = f"messages[{index}].content"
             raise InvalidField(f"`{name}` must be a string, null or a list of parts", param=name)
-    return messages
+        multimodal = multimodal or has_media(content)
+    return messages, multimodal
 
 
 def is_parts(content: Any) -> bool:
     return type(content) is list and all(type(part) is dict or type(part) is str for part in content)
 
 
-def is_multimodal(messages: list[dict[str, Any]]) -> bool:
-    """True if any message has a part that is not text."""
-    for message in messages:
-        content = message.get("content")
-        if type(content) is list:
-            for part in content:
-                if type(part) is dict and type(part.get("text")) is not str and type(part.get("refusal")) is not str:
-                    return True
+def has_media(parts: list[Any]) -> bool:
+    """True if any part is not text."""
+    for part in parts:
+        if type(part) is dict and type(part.get("text")) is not str and type(part.get("refusal")) is not str:
+            return True
     return False
 
 
@@ -275,7 +308,7 @@ def token_ids(ids: Any, param: str) -> "array[int]":
 
 def read_anthropic(fields: dict[str, Any]) -> ChatPrompt:
     """POST /v1/messages: the system text, a string or blocks, stands before the messages as one more of them."""
-    messages = checked_messages(fields.get("messages"))
+    messages, _ = checked_messages(fields.get("messages"))
     system = fields.get("system")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]

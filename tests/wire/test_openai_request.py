@@ -15,11 +15,13 @@ from router.wire.openai_request import (
     SESSION_CHARS,
     ChatPrompt,
     Family,
+    KeyedText,
     ModelCall,
     RawPrompt,
     TextPrompt,
     TokenPrompt,
     read_call,
+    read_fields,
 )
 
 LIMITS = TokenSettings()
@@ -85,6 +87,16 @@ def test_common_fields() -> None:
     assert (call.stream, call.model, call.salt, call.adapter, call.n) == (False, None, None, None, 1)
     assert chat(n=True).n == chat(n=-2).n == 1
     assert chat(lora_path="a").adapter != chat(lora_path="b").adapter
+
+
+def test_a_prompt_read_before_is_taken_as_it_is() -> None:
+    """Only the fields besides the prompt are read then, and checked as ever."""
+    prompt = KeyedText(array("Q", [1]), 7)
+    assert read_fields(Family.CHAT, {"model": "m", "n": 2}, "s", prompt) == ModelCall(
+        Family.CHAT, "m", prompt=prompt, session="s", n=2
+    )
+    with pytest.raises(InvalidField):
+        read_fields(Family.CHAT, {"model": 5}, None, prompt)
 
 
 @pytest.mark.parametrize(
