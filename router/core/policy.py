@@ -10,7 +10,7 @@ from typing import Final, Protocol
 from router.core.cost import held_blocks
 from router.core.fleet import Worker
 from router.core.load import FleetLoad
-from router.core.prefix_node import Level
+from router.core.prefix_node import Level, slots_of
 from router.core.ring import Ring, load_bound
 from router.core.types import Priced
 
@@ -31,13 +31,14 @@ class Random(Protocol):
 class Pool:
     """The workers that may serve a request, with what is derived from them once per fleet epoch."""
 
-    __slots__ = ("asked", "mask", "ring", "total_weight", "workers")
+    __slots__ = ("asked", "mask", "ring", "slots", "total_weight", "workers")
 
     def __init__(self, workers: Sequence[Worker], ring: Ring) -> None:
         self.asked = workers  # the very sequence that the caller has
         self.workers = list(workers)
         self.ring = ring  # may have more members than the pool
-        self.mask = 0
+        self.slots = {worker.slot for worker in workers}
+        self.mask = 0  # the same as bits
         self.total_weight = 0.0
         for worker in self.workers:
             self.mask |= worker.bit
@@ -283,7 +284,7 @@ def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
     if q.hint is not None:
         found.add(q.hint, held_blocks(q.hint, levels, 0))
     listed = add_holders(found, q, fleet, places)
-    if q.ring_key is not None and not (levels and levels[-1].mask & pool.mask):
+    if q.ring_key is not None and len(found.workers) <= 1 and not (levels and levels[-1].mask & pool.mask):
         q.homes = (q.homes or ring_homes(q, fleet))[: limit - len(found.workers)]
         for home in q.homes:
             found.add(home, 0)
@@ -300,26 +301,34 @@ def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
 
 
 def add_holders(found: Shortlist, q: Question, fleet: FleetView, places: int) -> int:
-    """The deepest holders, until there are so many workers in all; returns how many levels were listed whole."""
+    """The deepest holders, until there are so many workers in all; returns how many levels were listed whole.
+
+    Few operations on masks: with a thousand slots each costs as much as pricing a worker.
+    """
+    pool, slots = q.pool, fleet.slots
     listed = seen = 0
     for level in q.levels:
-        new = (level.mask ^ seen) & q.pool.mask  # masks grow from level to level
-        seen = level.mask
+        mask = level.mask
         room = places - len(found.workers)
-        if new.bit_count() > room:
-            for slot in some_slots(new, room, int(fleet.rng.random() * len(fleet.slots)))[:room]:
-                add_slot(found, fleet, slot, level.blocks)
-            return listed
-        while new:
-            slot = new.bit_length() - 1
-            new ^= 1 << slot
-            add_slot(found, fleet, slot, level.blocks)
+        top = slots[mask.bit_length() - 1]
+        if room > 0 and top is not None and top.bit == mask:  # one holder, as of most conversations
+            if top.slot in pool.slots:
+                found.add(top, level.blocks)
+        else:
+            new = (mask ^ seen) & pool.mask  # masks grow from level to level
+            if new.bit_count() > room:
+                for slot in some_slots(new, room, int(fleet.rng.random() * len(slots)))[:room]:
+                    add_slot(found, slots, slot, level.blocks)
+                return listed
+            for slot in slots_of(new):
+                add_slot(found, slots, slot, level.blocks)
+        seen = mask
         listed += 1
     return listed
 
 
-def add_slot(found: Shortlist, fleet: FleetView, slot: int, matched_blocks: int) -> None:
-    worker = fleet.slots[slot]
+def add_slot(found: Shortlist, slots: list[Worker | None], slot: int, matched_blocks: int) -> None:
+    worker = slots[slot]
     assert worker is not None  # the pool's mask has only slots in use
     found.add(worker, matched_blocks)
 

@@ -103,9 +103,9 @@ def partial_levels(node: Node, start: int, end: int) -> list[Level]:
 
 
 def slots_of(mask: int) -> list[int]:
-    slots = []
+    slots: list[int] = []
     while mask:
-        low = mask & -mask
-        slots.append(low.bit_length() - 1)
-        mask ^= low
+        slot = mask.bit_length() - 1
+        slots.append(slot)
+        mask ^= 1 << slot
     return slots

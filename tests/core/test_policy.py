@@ -208,7 +208,8 @@ def test_shortlist_has_holders_homes_hint_and_the_less_loaded() -> None:
     fleet, view, pool = world(200)
     workers = fleet.workers
     hint = workers[150]
-    held = [(9, 1 << 7), (6, 1 << 7 | 1 << 8 | 1 << 300), (2, (1 << 100) - 1)]
+    pool = Pool(workers[:199], pool.ring)
+    held = [(11, 1 << 199), (9, 1 << 7 | 1 << 199), (6, 1 << 7 | 1 << 8 | 1 << 199), (2, 1 << 199 | (1 << 100) - 1)]
     listed = shortlist(question(pool, held, hint=hint), view, 32)
     assert listed[:3] == [hint, workers[7], workers[8]]
     assert 4 < len(listed) <= 8 and len(set(listed)) == len(listed)

@@ -25,7 +25,7 @@ def test_partial_levels_are_shallow_first_and_count_all_who_hold_as_much() -> No
     assert [held_blocks(node, bit) for bit in (0b0001, 0b0010, 0b0100)] == [10, 3, 7]
 
 
-def test_slots_of_lists_set_bits_upwards() -> None:
+def test_slots_of_lists_set_bits_downwards() -> None:
     """Slot n is bit n, also beyond a machine word."""
     assert slots_of(0) == []
-    assert slots_of(1 << 900 | 0b101) == [0, 2, 900]
+    assert slots_of(1 << 900 | 0b101) == [900, 2, 0]
