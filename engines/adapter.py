@@ -24,10 +24,11 @@ class Look:
     """What one look at an engine showed. Later looks add to the facts and replace the load numbers.
 
     `markers` name the process: equal means the same process, different means a restart. `hints` prove only a restart,
-    by changing. `counters` never fall within one process life.
+    by changing. `counters` never fall within one process life. `unlisted`: there is no model list, though its kind has one.
     """
 
     models: tuple[str, ...] | None = None
+    unlisted: bool = False
     block_tokens: int | None = None
     capacity_tokens: int | None = None
     running: int | None = None

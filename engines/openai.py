@@ -50,7 +50,11 @@ async def health_by_route(http: EngineHttp, *, busy: Lifecycle = Lifecycle.LOADI
 
 
 async def list_models(http: EngineHttp) -> Look:
-    return read_models(await http.get("/v1/models"))
+    """For the kinds that always have a model list."""
+    answer = await http.get("/v1/models")
+    look = read_models(answer)
+    look.unlisted = answer.unknown_route
+    return look
 
 
 def read_models(answer: Answer) -> Look:

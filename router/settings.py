@@ -5,6 +5,7 @@ are all made from the field `max_body_bytes`; nothing else defines a default.
 """
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -16,6 +17,7 @@ POLICIES = ("warm", "ring", "least-queue", "round-robin", "random")
 KINDS = ("vllm", "sglang", "llama.cpp", "openai")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+API_PATH = re.compile(r"/v1(/models|/completions|/chat(/completions)?)?/*$")  # what people append to an engine's address
 
 
 def knob(
@@ -137,7 +139,7 @@ class TokenSettings(Checked):
     memo_bytes: int = knob(256 * 1024**2, "memory of the prefix memo", low=64 * 1024)
     tokenizer_threads: int = knob(1, "threads for long prompts", low=1, high=64)
     key_deadline_s: float = knob(0.05, "longest time a request waits for its keys; then it goes with those it has", low=0)
-    max_keyed_body_bytes: int = knob(2 * 1024**2, "larger bodies are keyed by their raw first bytes", low=1024)
+    max_keyed_body_bytes: int = knob(1024**2, "larger bodies are keyed by their raw first bytes", low=1024)
     max_pending_tails: int = knob(256, "prompts whose tails wait to be tokenised after dispatch", low=1)
     tokenizer_cache: str = knob("", "folder for tokenizers converted from GGUF; empty means the user's cache folder")
 
@@ -176,13 +178,7 @@ class EngineSpec:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise SettingsError(f"engine: kind {self.kind!r} is not one of {', '.join(KINDS)}")
-        parts = urlsplit(self.url)
-        try:
-            usable = parts.scheme == "http" and parts.hostname and (parts.port is None or parts.port > 0)
-        except ValueError:
-            usable = False
-        if not usable or parts.query or parts.fragment or parts.username:
-            raise SettingsError(f"engine: url {self.url!r} is not http://HOST[:PORT][/PREFIX]")
+        check_url(self.url)
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
             raise SettingsError(f"engine: capacity_tokens {self.capacity_tokens} is not at least 1")
         if not 0 < self.weight <= 1000:
@@ -192,6 +188,22 @@ class EngineSpec:
     def worker_id(self) -> str:
         """The authority and path prefix of the URL, the name of the worker everywhere."""
         return self.url.split("://", 1)[1].rstrip("/")
+
+
+def check_url(url: str) -> None:
+    """Refuses what could not be reached request by request, and the paths of the API, which are added to every URL."""
+    if not url.isascii():
+        raise SettingsError(f"engine: url {url!r} is not ASCII; write its host as DNS has it (xn--…), its path percent-encoded")
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme == "http" and parts.hostname and (parts.port is None or parts.port > 0)
+        (parts.hostname or "").encode("idna")  # how names are looked up: no empty label, none over 63 characters
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or parts.username or not re.fullmatch(r"[!-~]+", url):
+        raise SettingsError(f"engine: url {url!r} is not http://HOST[:PORT][/PREFIX]")
+    if found := API_PATH.search(parts.path):
+        raise SettingsError(f"engine: url {url!r}: leave out {found[0].rstrip('/')}: it is added")
 
 
 def parse_engine(text: str) -> EngineSpec:

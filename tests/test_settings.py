@@ -99,6 +99,7 @@ ENGINES: list[tuple[str, EngineSpec]] = [
     ("sglang=http://a/", EngineSpec("sglang", "http://a")),
     (" llama.cpp = http://a:1 ", EngineSpec("llama.cpp", "http://a:1")),
     ("openai=http://[::1]:8000/pre/fix", EngineSpec("openai", "http://[::1]:8000/pre/fix")),
+    ("openai=http://a/v1/llm", EngineSpec("openai", "http://a/v1/llm")),
     ("vllm=http://a,weight=0.5,capacity_tokens=7", EngineSpec("vllm", "http://a", capacity_tokens=7, weight=0.5)),
     ("vllm=http://a,model=org/m:v,api_key=k=v", EngineSpec("vllm", "http://a", model="org/m:v", api_key="k=v")),
     ("vllm=http://a,events=tcp://a:1,replay=tcp://a:2", EngineSpec("vllm", "http://a", events="tcp://a:1", replay="tcp://a:2")),
@@ -123,6 +124,14 @@ BAD_ENGINES = [
     ("vllm=http://a/?x=1", "is not http://HOST"),
     ("vllm=http://a/#x", "is not http://HOST"),
     ("vllm=http://u@a", "is not http://HOST"),
+    ("vllm=http://a b", "is not http://HOST"),
+    ("vllm=http://a..b", "is not http://HOST"),
+    ("vllm=http://" + "a" * 64, "is not http://HOST"),
+    ("vllm=http://bücher.example", "is not ASCII; write its host as DNS has it (xn--…)"),
+    ("vllm=http://a/v1", "url 'http://a/v1': leave out /v1: it is added"),
+    ("openai=http://a:1/v1/", "leave out /v1: it is added"),
+    ("openai=http://a/pre/v1", "leave out /v1: it is added"),
+    ("openai=http://a/v1/chat/completions", "leave out /v1/chat/completions: it is added"),
     ("vllm=http://a,weigth=2", "option 'weigth' is not one of model=, capacity_tokens="),
     ("vllm=http://a,weight", "option 'weight' is not one of"),
     ("vllm=http://a,weight=x", "weight 'x' is not a number"),
@@ -140,6 +149,13 @@ def test_bad_engine_texts(text: str, problem: str) -> None:
         parse_engine(text)
     assert problem in str(caught.value)
     assert str(caught.value).startswith("engine: ")
+
+
+def test_url_is_checked_however_it_is_given() -> None:
+    """An EngineSpec made without a text is refused as well, trailing slash or not."""
+    for url in ("http://a/v1", "http://a/v1/", "http://ä"):
+        with pytest.raises(SettingsError, match="engine: url"):
+            EngineSpec("vllm", url)
 
 
 def test_api_keys_are_not_shown() -> None:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from engines.adapter import Adapter, Health
+from engines.adapter import Adapter, Health, Look
 from engines.fetch import BadAnswer, EngineError, NoAnswer, Refused
 from engines.sidecar.portrait import Portrait
 from router.core.types import Lifecycle, WorkerReport
@@ -39,7 +39,7 @@ class Watcher:
         fleet_size: Callable[[], int] = lambda: 1,
     ) -> None:
         self._worker_id = spec.worker_id
-        self._model_is_given = spec.model is not None
+        self._given_model = spec.model
         self._settings = settings
         self._adapter = adapter
         self._publish = publish
@@ -56,6 +56,7 @@ class Watcher:
         self._scrape_failures = 0
         self._restarts_at_s: deque[float] = deque([float("-inf")] * 3, maxlen=3)
         self._told_of_flaps = False
+        self._told_of_models = False
 
     async def round(self) -> None:
         """Looks at what is due. Raises nothing but cancellation: a surprise is logged, counted, and tried again later."""
@@ -111,10 +112,13 @@ class Watcher:
         try:
             look = await self._within(self._adapter.describe(fresh=self._fresh))
         except EngineError:
-            if not self._portrait.described and not self._model_is_given:
+            if not self._portrait.described and self._given_model is None:
                 raise
             self._probe_failures += 1
             return
+        if look.unlisted and self._given_model is None:
+            raise BadAnswer(f"{look.detail}; is its URL right? If it is, name the model with model=")
+        self._tell_of_models(look)
         before = self._portrait.models
         restarted = self._portrait.describe(look, fresh=self._fresh)
         self._fresh = False
@@ -122,6 +126,18 @@ class Watcher:
             self._restarted()
         if before is not None and before != look.models:
             LOG.info("worker %s: now serves %s", self._worker_id, listed(look.models))
+
+    def _tell_of_models(self, look: Look) -> None:
+        """An engine that does not list its models is warned of once, not at every probe."""
+        if look.models is None and not self._told_of_models:
+            given = self._given_model
+            effect = (
+                "it gets requests for any model; name one with model="
+                if given is None
+                else f"taken to serve {listed((given,))}"
+            )
+            LOG.warning("worker %s: %s; %s", self._worker_id, look.detail, effect)
+        self._told_of_models = look.models is None
 
     async def _ready(self, health: Health, began_s: float) -> None:
         """The load is looked at before the word is out, so that already the first report carries size and generation."""

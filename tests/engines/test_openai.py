@@ -4,7 +4,7 @@ import pytest
 
 from engines.adapter import Look
 from engines.fetch import Answer
-from engines.openai import OpenAi, error_text, health_by_route, read_models
+from engines.openai import OpenAi, error_text, health_by_route, list_models, read_models
 from router.core.types import Lifecycle
 from tests.engines.fake_engine import Connected, FakeEngine, Reply, as_json
 
@@ -64,6 +64,17 @@ async def test_missing_health_route_is_no_illness(status: int) -> None:
         assert (await health_by_route(http)).lifecycle is Lifecycle.READY
         engine.routes["/v1/models"] = Reply(status=500)
         assert (await health_by_route(http)).lifecycle is Lifecycle.DOWN
+
+
+async def test_list_that_its_kind_always_has() -> None:
+    """An engine without the model list of its kind is marked; any other failure of the list leaves the models unknown only."""
+    async with FakeEngine({"/v1/models": MODELS}) as engine, Connected(engine) as http:
+        assert not (await list_models(http)).unlisted
+        engine.routes["/v1/models"] = Reply(status=401)
+        assert not (await list_models(http)).unlisted
+        engine.routes["/v1/models"] = Reply(status=404)
+        look = await list_models(http)
+        assert (look.unlisted, look.models, look.detail) == (True, None, "models unknown: /v1/models answered 404")
 
 
 def listed(body: bytes, status: int = 200) -> Look:

@@ -236,6 +236,46 @@ async def test_slow_model_list() -> None:
         assert s.last.lifecycle is Lifecycle.READY
 
 
+UNLISTED = {"/health": Reply(), "/v1/models": Reply(status=404)}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama.cpp"])
+async def test_engine_without_its_model_list(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Health without the model list that its kind always has is a wrong URL: down, and it says what to do about it."""
+    async with scene(UNLISTED, kind) as s:
+        await s.rounds(4)
+        assert (s.last.lifecycle, s.last.detail) == (
+            Lifecycle.DOWN,
+            "models unknown: /v1/models answered 404; is its URL right? If it is, name the model with model=",
+        )
+        s.engine.routes["/v1/models"] = MODELS
+        await s.rounds()
+        assert s.last.lifecycle is Lifecycle.READY
+        s.engine.routes["/v1/models"] = Reply(status=404)
+        await s.rounds(2, step_s=1.0)
+        assert s.last.lifecycle is Lifecycle.DOWN
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "effect"),
+    [
+        ("vllm", {"model": "m"}, "taken to serve m"),
+        ("openai", {}, "it gets requests for any model; name one with model="),
+        ("openai", {"model": "m"}, "taken to serve m"),
+    ],
+)
+async def test_unknown_models_are_warned_of_once(
+    kind: str, options: dict[str, Any], effect: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the model is given, or the kind may lack the list, it is used; one warning and `why` say what is not known."""
+    async with scene(UNLISTED, kind, **options) as s:
+        await s.rounds(4, step_s=1.0)
+        assert (s.last.lifecycle, s.last.detail) == (Lifecycle.READY, "models unknown: /v1/models answered 404")
+        assert [r.getMessage().partition(": ")[2] for r in caplog.records if r.levelno == logging.WARNING] == [
+            f"models unknown: /v1/models answered 404; {effect}"
+        ]
+
+
 @pytest.mark.parametrize(
     "reply",
     [Reply(b"<html>busy</html>"), Reply(b"\xff\xfe\x00"), Reply(b"x" * 2_000_000), as_json({"data": 7}), Reply(status=500)],
