@@ -51,7 +51,7 @@ def test_once_compares_the_policies(tmp_path: Path) -> None:
     assert f"seed {figures['seed']}" in shown and "warm ÷ round-robin" in shown and "shop-1" in shown
     assert round_robin["requests"] == warm["requests"] == sum(len(turns) for turns in warm["routes"].values())
     assert {letter for turns in warm["routes"].values() for letter in turns} == {"A", "B"}, "one engine had it all"
-    assert warm["cached_share"] > 1.4 * round_robin["cached_share"], figures
+    assert warm["cached_share"] > 1.2 * round_robin["cached_share"], figures
 
 
 def test_serves_on_until_ctrl_c(demo: ChildProcess) -> None:

@@ -32,7 +32,7 @@ def test_signals_end_it(number: signal.Signals) -> None:
     process.send_signal(number)
     rest, log = process.communicate(timeout=20)
     assert (process.returncode, rest) == (-number, "")
-    assert "Traceback" not in log and "listening on" in log
+    assert "Traceback" not in log
 
 
 def test_model_that_cannot_load_exits_with_its_reason(tmp_path: Path) -> None:

@@ -96,9 +96,8 @@ def test_wait_says_when_time_is_up(tmp_path: Path) -> None:
 
 def test_interrupt_is_ctrl_c(tmp_path: Path) -> None:
     """`interrupt` raises KeyboardInterrupt in a Python child."""
-    code = (
-        "import signal\nprint('up', flush=True)\ntry:\n    signal.pause()\nexcept KeyboardInterrupt:\n    raise SystemExit(42)"
-    )
+    lines = ("import signal", "try:", "    print('up', flush=True)", "    signal.pause()")
+    code = "\n".join((*lines, "except KeyboardInterrupt:", "    raise SystemExit(42)"))
     with ChildProcess(python(code), tmp_path / "log", reports=True) as child:
         assert child.read_report(20) == "up"
         child.interrupt()
