@@ -5,11 +5,14 @@ Compiled they cost half as much CPU per request (`make bench`). WARMLINE_PURE=1 
 
 import os
 import shutil
+import sys
 import sysconfig
 from glob import glob
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CCompilerError, ExecError, PlatformError
 
 COMPILED = (
     "router/core/*.py",
@@ -38,12 +41,37 @@ def can_compile() -> bool:
     return not os.environ.get("WARMLINE_PURE") and compiler is not None and header.is_file()
 
 
-def extensions() -> list[object]:
+def tell(reason: BaseException) -> None:
+    print(f"warmline: installed as pure Python, which costs more CPU per request: {reason or 'see above'}", file=sys.stderr)
+
+
+def extensions() -> list[Extension]:
+    """The compiled modules; none, and one line that says so, where compiling is not wanted or the checker is not content."""
     if not can_compile():
         return []
-    from mypyc.build import mypycify
+    try:
+        from mypyc.build import mypycify
 
-    return list(mypycify(["--strict", "--ignore-missing-imports", *modules()], opt_level="2", debug_level="0"))
+        return list(mypycify(["--strict", "--ignore-missing-imports", *modules()], opt_level="2", debug_level="0"))
+    except (ImportError, SystemExit) as reason:
+        print(
+            f"warmline: installing as pure Python, which costs more CPU per request ({reason or 'see above'})", file=sys.stderr
+        )
+        return []
 
 
-setup(ext_modules=extensions())
+class BuildOrLeave(build_ext):
+    """Leaves the compiling out altogether when a C compiler that is there does not work: half of it would not run."""
+
+    def run(self) -> None:
+        try:
+            super().run()
+        except (CCompilerError, ExecError, PlatformError) as reason:
+            tell(reason)
+            for built in Path(self.build_lib).rglob("*.so"):
+                built.unlink()
+            self.extensions = []
+            self.distribution.ext_modules = []
+
+
+setup(ext_modules=extensions(), cmdclass={"build_ext": BuildOrLeave})

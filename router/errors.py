@@ -49,6 +49,10 @@ class PathNotFound(RouterError):
     status, reason, type = 404, "path_not_found", "invalid_request_error"
 
 
+class MethodNotAllowed(RouterError):
+    status, reason, type = 405, "method_not_allowed", "invalid_request_error"
+
+
 class RequestTimeout(RouterError):
     """The client took too long to send its head or body; the connection is closed."""
 

@@ -192,6 +192,33 @@ async def test_a_taken_port_is_an_error() -> None:
             await router.serve()
 
 
+async def test_closed_connections_leave_no_garbage() -> None:
+    """A connection that was open across a freeze is freed when it closes: the collector never sees it again (P-leaks)."""
+    async with engine() as one, running(f"http://{one.worker_id}") as made:
+        await made.ready(1)
+        gc.collect()
+        for _ in range(3):
+            opened = [await asyncio.open_connection("127.0.0.1", made.port) for _ in range(50)]
+            await until(lambda: made.router.stats.connections_open >= 50)
+            gc.freeze()
+            for _, writer in opened:
+                writer.close()
+            await until(lambda: made.router.stats.connections_open == 0)
+        gc.unfreeze()
+        alive = sum(type(thing).__name__ == "RequestReader" for thing in gc.get_objects())
+        assert alive <= 1
+
+
+async def test_a_half_sent_admin_request_does_not_hold_up_the_end() -> None:
+    """Shutdown waits for requests on the data port, not for an operator's connection."""
+    async with running("http://127.0.0.1:9") as made:
+        host, port = made.admin.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /workers HTTP/1.1\r\nHost: r\r\nContent-Length: 100\r\n\r\n{")
+        await asyncio.sleep(0.05)
+    writer.close()
+
+
 def test_file_limit_is_raised_to_the_hard_limit() -> None:
     """All descriptors that the system grants are used; calling twice changes nothing."""
     raise_file_limit()

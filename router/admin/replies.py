@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import orjson
 from aiohttp import web
 
-from router.errors import BadRequest, BodyTooLarge, PathNotFound, RouterError
+from router.errors import BadRequest, BodyTooLarge, MethodNotAllowed, PathNotFound, RouterError
 from router.wire.openai_error import error_body
 
 LOG = logging.getLogger("warmline.admin")
@@ -26,10 +26,6 @@ class WorkerNotFound(RouterError):
 
 class DecisionNotFound(RouterError):
     status, reason, type = 404, "decision_not_found", "invalid_request_error"
-
-
-class MethodNotAllowed(RouterError):
-    status, reason, type = 405, "method_not_allowed", "invalid_request_error"
 
 
 class WorkerExists(RouterError):

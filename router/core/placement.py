@@ -272,11 +272,7 @@ class Placement:
         if q.hint is not None:
             decision.hinted = q.hint.id
         self.log.add(decision)
-        stats = self._stats
-        stats.decisions[self._policy_name, reason] += 1
-        stats.key_forms[prompt.form] += 1
-        if prompt.unkeyed_reason is not None:
-            stats.unkeyed[prompt.unkeyed_reason] += 1
+        self._stats.decisions[self._policy_name, reason] += 1
         return decision
 
     def _send(

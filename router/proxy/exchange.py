@@ -1,6 +1,7 @@
 """The life of one request: read, keyed, placed, sent, relayed, counted. Plain callbacks, no task of its own."""
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
 from router.core.placement import Lease
@@ -14,7 +15,7 @@ from router.errors import (
     UpstreamClosed,
     UpstreamTimeout,
 )
-from router.log import AccessEntry
+from router.proxy.access import access_entry
 from router.proxy.own_answers import own_answer
 from router.proxy.relay import Relay
 from router.proxy.request import IncomingRequest
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from router.proxy.listener import ClientConnection
     from router.proxy.plane import DataPlane
 
+STALE_S = 0.5  # a connection lost later than this after sending was not dead before
 CLIENT_GONE = "client_gone"
 OK = "ok"
 
@@ -62,6 +64,7 @@ class Exchange:
         "_retries",
         "_route",
         "_sent",
+        "_sent_s",
         "_stale_retry",
         "_started",
         "_target",
@@ -92,6 +95,7 @@ class Exchange:
         self._retries = 0
         self._stale_retry = False
         self._sent = False
+        self._sent_s = 0.0
         self._started = False
         self._done = False
         self._total_deadline_s = 0.0
@@ -115,18 +119,28 @@ class Exchange:
         self._total_deadline_s = request.started_s + plane.timeouts.total_timeout_s
         self._client.deadline_s = self._total_deadline_s
         try:
-            if plane.stats.requests_in_flight > plane.limits.max_requests_in_flight:
-                raise RouterFull("the router answers as many requests as it may; try again shortly")
             route = route_of(self._path)
             if route is None:
                 raise PathNotFound(f"no such path: {self._path}")
             self._route = route
             if route in (HEALTH, MODELS):
-                self._write_local(200, own_answer(route, self._path, plane.fleet, plane.draining))
+                body = own_answer(request.method, route, self._path, plane.fleet, plane.draining)
+                self._write_local(200, body)
                 return
+            if plane.stats.requests_in_flight > plane.limits.max_requests_in_flight:
+                raise RouterFull("the router answers as many requests as it may; try again shortly")
             self._key()
         except RouterError as error:
             self._answer_error(error)
+        except Exception:
+            self.surprised()
+
+    def surprised(self) -> None:
+        """Called in the handler of an exception nobody expected: the request fails, and only this one."""
+        self._plane.surprised(f"serving {self.request_id}")
+        self._abort_upstream()
+        if not self._done:
+            self._give_up(RouterError("the router failed on this request"))
 
     def _key(self) -> None:
         plane = self._plane
@@ -153,15 +167,20 @@ class Exchange:
     def _keys_ready(self, _: "asyncio.Future[None]") -> None:
         if self._key_timer is not None:
             self._key_timer.cancel()
-            self._key_timer = None
-            if not self._done:
-                self._choose()
+            self._go_on()
 
     def _key_deadline(self) -> None:
-        self._key_timer = None
         self._plane.stats.key_deadline_missed += 1
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Choose with the keys there are, unless the client went while they were made."""
+        self._key_timer = None
         if not self._done:
-            self._choose()
+            try:
+                self._choose()
+            except Exception:
+                self.surprised()
 
     # Choosing and sending
 
@@ -207,11 +226,11 @@ class Exchange:
         assert endpoint is not None
         self._connection = connection
         head = worker_head(request, self._target, self.request_id, endpoint)
-        self._sent = True
+        self._sent_s = self._plane.clock()
         connection.send(self, head, request.body)
-        keying = self._keying
-        if keying is not None and self._retries == 0:
-            keying.finish(self._tail_done)
+        if self._keying is not None and not self._sent:
+            self._keying.finish(self._tail_done)
+        self._sent = True
 
     def _tail_done(self, keys: PromptKeys) -> None:
         """The prompt's tail was keyed after dispatch: its worker is credited with all of it."""
@@ -228,6 +247,9 @@ class Exchange:
     def connect_failed(self, error: RouterError) -> None:
         if self._done:
             return
+        if isinstance(error, RouterFull):
+            self._answer_error(error)  # our own want of descriptors says nothing about the worker
+            return
         lease = self._lease
         assert lease is not None
         self._plane.stats.upstream_failures[(lease.worker.id, error.reason)] += 1
@@ -242,25 +264,22 @@ class Exchange:
         self._connection = None
         now_s = plane.clock()
         tried = (*self._tried, lease.worker.id)
-        if self._retries >= plane.timeouts.max_retries or not self._has_other_worker(tried):
-            self._answer_error(error)
-            return
-        if not plane.retry_budget.may_retry(now_s):
+        is_full = isinstance(error, Overloaded)  # nothing was sent: looking further is no second try
+        may_go_on = is_full or self._retries < plane.timeouts.max_retries
+        if not may_go_on or not self._has_other_worker(tried) or not (is_full or plane.retry_budget.may_retry(now_s)):
             self._answer_error(error)
             return
         self._lease = None
         plane.placement.fail(lease, now_s, error.reason)
-        self._retries += 1
+        self._retries += not is_full
         self._tried = tried
         plane.stats.retries[error.reason] += 1
         self._choose()
 
     def _has_other_worker(self, tried: tuple[WorkerId, ...]) -> bool:
-        try:
-            self._plane.fleet.candidates(self._call.model if self._call else None, tried)
-        except RouterError:
-            return False
-        return True
+        with contextlib.suppress(RouterError):
+            return bool(self._plane.fleet.candidates(self._call.model if self._call else None, tried))
+        return False
 
     # The answer
 
@@ -326,7 +345,8 @@ class Exchange:
         self._connection = None
         if self._done or lease is None or endpoint is None:
             return
-        if error is None and reused and not got_bytes and not self._stale_retry:
+        now_s = plane.clock()
+        if error is None and reused and not got_bytes and not self._stale_retry and now_s - self._sent_s < STALE_S:
             # Closed by the engine while idle, as we wrote: nothing was read of the request, the worker is not at fault.
             self._stale_retry = True
             plane.stats.stale_connection_retries += 1
@@ -337,14 +357,14 @@ class Exchange:
             return
         failure = error or UpstreamClosed(f"worker {lease.worker.id} closed the connection before it answered")
         plane.stats.upstream_failures[(lease.worker.id, failure.reason)] += 1
-        if not self._started:
-            self._relay = None
-            if failure.retryable:
-                self._try_another(failure)
-            else:
-                self._answer_error(failure)
+        if self._started:
+            self._break(UpstreamBroken(f"worker {lease.worker.id} failed in mid-answer"))
             return
-        self._break(UpstreamBroken(f"worker {lease.worker.id} failed in mid-answer"))
+        self._relay = None
+        if failure.retryable:
+            self._try_another(failure)
+        else:
+            self._answer_error(failure)
 
     def _break(self, error: RouterError) -> None:
         """The answer cannot be completed: an error event where the form has one, then the end of the connection."""
@@ -352,7 +372,7 @@ class Exchange:
         assert relay is not None
         status = relay.status
         self._plane.stats.errors[error.reason] += 1
-        ending = relay.broken(error_event(error))
+        ending = relay.broken(error_event(error, self._path))
         if ending is not None:
             self._client.write(ending)
         self._end(status, error.reason, False, self._plane.clock(), cut=ending is None)
@@ -372,9 +392,6 @@ class Exchange:
             limit_s = self._plane.timeouts.idle_timeout_s
             self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
 
-    def resume_sending(self) -> None:
-        """The worker took what was buffered for it."""
-
     def on_deadline(self, now_s: float) -> None:
         """First byte, silence, slow reader or total time: whichever limit was running has passed."""
         if not self._client.writable:
@@ -387,6 +404,10 @@ class Exchange:
         if lease is not None:
             self._plane.stats.upstream_failures[(lease.worker.id, UpstreamTimeout.reason)] += 1
         error = UpstreamTimeout(f"worker {worker} did not answer in time")
+        self._give_up(error)
+
+    def _give_up(self, error: RouterError) -> None:
+        """End the request with an error in the form that is still possible."""
         if self._started:
             self._break(error)
         else:
@@ -421,7 +442,7 @@ class Exchange:
         if self._done:
             return
         self._plane.stats.errors[error.reason] += 1
-        body = error_body(error, self.request_id)
+        body = error_body(error, self.request_id, self._path)
         self._write_local(error.status, body, error.reason, error.retry_after_s)
 
     def _write_local(self, status: int, body: bytes, outcome: str = OK, retry_after_s: int | None = None) -> None:
@@ -464,36 +485,16 @@ class Exchange:
         stats.requests[(self._route, worker, status or 499)] += 1
         stats.duration_s.observe(duration_s)
         if plane.access_log is not None:
-            plane.access_log.write(self._log_entry(status, outcome, duration_s, local_bytes))
+            bytes_out = relay.bytes_out if relay is not None else local_bytes
+            entry = access_entry(
+                plane.wall(), self.request, self.request_id, self._path, self._client.address, status, outcome,
+                self._call.model if self._call is not None else None, lease.decision if lease is not None else None,
+                duration_s, self._body_in, bytes_out, self._retries,
+            )  # fmt: skip
+            plane.access_log.write(entry)
         self.request.body = []
         if cut:
             self._client.exchange = None
             self._client.abort()
         else:
             self._client.exchange_done(keep_alive)
-
-    def _log_entry(self, status: int | None, outcome: str, duration_s: float, local_bytes: int) -> AccessEntry:
-        lease, relay = self._lease, self._relay
-        decision = lease.decision if lease is not None else None
-        return AccessEntry(
-            self._plane.wall(),
-            self.request_id,
-            self.request.method.decode("ascii"),
-            self._path,
-            self._client.address,
-            status,
-            outcome,
-            self._call.model if self._call is not None else None,
-            decision.worker if decision is not None else None,
-            decision.policy if decision is not None else None,
-            decision.reason if decision is not None else None,
-            decision.key_form if decision is not None else None,
-            decision.prompt_tokens if decision is not None else None,
-            decision.predicted_cached_tokens if decision is not None else None,
-            decision.actual_cached_tokens if decision is not None else None,
-            decision.ttft_s if decision is not None else None,
-            duration_s,
-            self._body_in,
-            relay.bytes_out if relay is not None else local_bytes,
-            self._retries,
-        )

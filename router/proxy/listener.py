@@ -1,32 +1,31 @@
-"""Client connections: parsing requests, keeping their order, time limits, back-pressure, closing."""
+"""Client connections: the order of answers, time limits, back-pressure, closing."""
 
 import asyncio
+import logging
 import socket
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
-import httptools
-
-from router.errors import BadFraming, BodyTooLarge, HeadTooLarge, RequestTimeout, RouterError, RouterFull
+from router.errors import BadFraming, RequestTimeout, RouterError
 from router.proxy.exchange import Exchange
-from router.proxy.request import IncomingRequest, check_head
+from router.proxy.reader import InputEnded, RequestReader
+from router.proxy.request import IncomingRequest
 from router.wire.http_head import CONTINUE
 
 if TYPE_CHECKING:
     from router.proxy.plane import DataPlane
 
+log = logging.getLogger("warmline.proxy")
 MAX_PIPELINED = 16  # whole requests waiting behind the one being answered; then reading stops
 LINGER_S = 2.0  # time an erring client gets to read its answer before the connection is cut
 EOF_PROBES_S = (0.05, 0.5)
 SWEEP_S = 0.1
 
-
 # What a connection waits for; decides what its deadline means.
 IDLE: Final = 0  # nothing of a request yet
 HEAD: Final = 1
 BODY: Final = 2
-ANSWER: Final = 3  # a request is being answered
+ANSWER: Final = 3  # an answer is being made, or the client does not read those before it
 LINGER: Final = 4  # last answer sent, input is thrown away
 
 
@@ -37,16 +36,12 @@ class ClientConnection:
     """
 
     __slots__ = (
-        "_connection_made_s",
-        "_fatal",
-        "_incoming",
+        "_choosing_next",
         "_listener",
-        "_parser",
         "_paused",
         "_plane",
         "_probes",
-        "_raw_head_bytes",
-        "_waiting",
+        "_reader",
         "address",
         "deadline_s",
         "exchange",
@@ -60,12 +55,9 @@ class ClientConnection:
     def __init__(self, plane: "DataPlane", listener: "Listener") -> None:
         self._plane = plane
         self._listener = listener
-        self._parser = httptools.HttpRequestParser(self)
-        self._incoming: IncomingRequest | None = None
-        self._waiting: deque[IncomingRequest] = deque()
-        self._fatal: RouterError | None = None
-        self._raw_head_bytes = 0
+        self._reader = RequestReader(plane.limits, plane.stats, plane.clock)
         self._paused = False
+        self._choosing_next = False
         self._probes = 0
         self.exchange: Exchange | None = None
         self.transport: asyncio.Transport | None = None
@@ -97,63 +89,40 @@ class ClientConnection:
     def data_received(self, data: bytes) -> None:
         if self.phase == LINGER:
             return
-        plane = self._plane
-        if self.phase != ANSWER:
-            now_s = plane.clock()
-            if self.phase == BODY:
-                self.deadline_s = now_s + plane.limits.body_timeout_s
-            elif self.phase == IDLE:
-                self.phase = HEAD
-                self.deadline_s = now_s + plane.limits.header_timeout_s
-        incoming = self._incoming
-        if incoming is None or not incoming.in_body:
-            self._raw_head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._fatal = self._fatal or RouterClosing(
-                "the connection ends here"
-            )  # the request is answered, what follows it is not HTTP/1.1
-        except httptools.HttpParserError as error:
-            self._fatal = self._fatal or BadFraming(f"the request is not valid HTTP: {error}")
-        incoming = self._incoming
-        too_large = self._raw_head_bytes > plane.limits.max_header_bytes + 4
-        if too_large and incoming is not None and not incoming.in_body and self._fatal is None:
-            limit = plane.limits.max_header_bytes
-            self._fatal = HeadTooLarge(f"the request's head is larger than max_header_bytes ({limit})")
+        reader = self._reader
+        reader.feed(data)
         if self.exchange is None:
             self._next()
-        elif (len(self._waiting) >= MAX_PIPELINED or self._fatal) and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()  # type: ignore[union-attr]
+        elif len(reader.waiting) >= MAX_PIPELINED or reader.fatal is not None:
+            self._pause_reading()
 
     def eof_received(self) -> bool:
         """A client that has sent all it wants may still read: keep the connection while an answer is due."""
         self.half_closed = True
         if self.phase == LINGER:
             return False
-        if self._incoming is not None and self._fatal is None:
-            self._fatal = BadFraming("the request ended before its body was complete")
+        reader = self._reader
+        if reader.incoming is not None and reader.fatal is None:
+            reader.fatal = BadFraming("the request ended before its body was complete")
         if self.exchange is None:
             self._next()
-            return self._is_lingering() or self.exchange is not None
-        self._probe_eof()
-        return True
+        else:
+            self._probe_eof()
+        return True  # closing is up to `_next` and the end of the exchange
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.transport = None
         self.write = write_nowhere
         self._listener.forget(self)
-        self._drop_incoming()
-        for request in self._waiting:
-            self._plane.stats.buffered_bytes -= request.body_bytes
-        self._waiting.clear()
+        self._reader.close()
         if self.exchange is not None:
             exchange, self.exchange = self.exchange, None
             exchange.client_gone()
 
     def pause_writing(self) -> None:
+        """The client does not read: take in no more requests of its, and nothing more of the answer."""
         self.writable = False
+        self._pause_reading()
         if self.exchange is not None:
             self.exchange.pause()
 
@@ -161,108 +130,69 @@ class ClientConnection:
         self.writable = True
         if self.exchange is not None:
             self.exchange.resume()
-
-    # httptools callbacks
-
-    def on_message_begin(self) -> None:
-        self._incoming = IncomingRequest(self._plane.clock())
-
-    def on_url(self, url: bytes) -> None:
-        incoming = self._incoming
-        assert incoming is not None
-        incoming.target += url
-        incoming.header_bytes += len(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        incoming = self._incoming
-        if incoming is None or incoming.in_body:
-            return  # a trailer: nothing here is allowed to depend on it
-        incoming.headers.append((name.lower(), name, value))
-        incoming.header_bytes += len(name) + len(value) + 4
-
-    def on_headers_complete(self) -> None:
-        incoming, limits = self._incoming, self._plane.limits
-        assert incoming is not None
-        incoming.in_body = True
-        incoming.method = self._parser.get_method()
-        error = check_head(incoming, self._parser.get_http_version(), limits.max_header_bytes, limits.max_body_bytes)
-        self._raw_head_bytes = 0
-        if error is not None:
-            self._fatal = self._fatal or error
-        elif incoming.framed and self.exchange is None:
-            self.phase = BODY
-            self.deadline_s = self._plane.clock() + limits.body_timeout_s
-            if incoming.expects_continue and not self._waiting and self.transport is not None:
-                self.transport.write(CONTINUE)
-                incoming.expects_continue = False
-
-    def on_body(self, piece: bytes) -> None:
-        incoming = self._incoming
-        if incoming is None or self._fatal is not None:
-            return
-        incoming.body.append(piece)
-        incoming.body_bytes += len(piece)
-        stats, limits = self._plane.stats, self._plane.limits
-        stats.buffered_bytes += len(piece)
-        if incoming.body_bytes > limits.max_body_bytes:
-            self._fatal = BodyTooLarge(f"the request's body is larger than max_body_bytes ({limits.max_body_bytes})")
-        elif stats.buffered_bytes > limits.max_buffered_bytes:
-            self._fatal = RouterFull("the router holds too many request bytes; try again shortly")
-
-    def on_message_complete(self) -> None:
-        incoming = self._incoming
-        if incoming is None or self._fatal is not None:
-            return
-        incoming.complete = True
-        incoming.keep_alive = self._parser.should_keep_alive()
-        self._incoming = None
-        self._waiting.append(incoming)
+        else:
+            self._next()
 
     # The order of answers
 
     def _next(self) -> None:
-        """Answer the next whole request, else the error that ended the input, else wait for more."""
-        transport = self.transport
-        if transport is None or transport.is_closing() or self.phase == LINGER:
-            return
-        if self._waiting:
-            request = self._waiting.popleft()
-            self.phase = ANSWER
-            self.exchange = exchange = Exchange(self._plane, self, request)
-            exchange.start()
-            return
-        if self._fatal is not None:
-            self._refuse(self._fatal)
-            return
-        if self.half_closed:
-            self.close_after_answer()
-            return
-        if self._paused:
-            self._paused = False
-            transport.resume_reading()
-        if self._incoming is not None:
-            self._await_rest(self._incoming)
-        elif self.phase == ANSWER:
-            self.phase = IDLE
-            self.deadline_s = self._plane.clock() + self._plane.limits.keepalive_timeout_s
+        """Answer whole requests, one after another, while the client reads; then see what the connection waits for.
 
-    def _await_rest(self, incoming: IncomingRequest) -> None:
-        """The next request came in part while another was answered: its clock starts now."""
-        if self.phase != ANSWER:
+        A loop, as answers of the router's own end at once: a thousand pipelined ones must not nest.
+        """
+        if self._choosing_next:
             return
+        self._choosing_next = True
+        waiting = self._reader.waiting
+        while waiting and self.exchange is None and self.writable and self._is_open():
+            self.phase = ANSWER
+            exchange = Exchange(self._plane, self, waiting.popleft())
+            self.exchange = exchange
+            exchange.start()
+        self._choosing_next = False
+        if self.exchange is None and self._is_open():
+            self._await_more()
+
+    def _is_open(self) -> bool:
+        return self.transport is not None and not self.transport.is_closing() and self.phase != LINGER
+
+    def _await_more(self) -> None:
+        """No answer is being made: wait for the client to read, for the rest of a request, or for the next one."""
+        reader, limits, now_s = self._reader, self._plane.limits, self._plane.clock()
+        if not self.writable:
+            self.phase = ANSWER
+            self.deadline_s = now_s + limits.client_write_timeout_s
+        elif reader.fatal is not None:
+            self._refuse(reader.fatal)
+        elif self.half_closed:
+            self.close_after_answer()
+        else:
+            self._resume_reading()
+            if reader.incoming is not None:
+                self._await_rest(reader.incoming, now_s)
+            elif self.phase == ANSWER:
+                self.phase = IDLE
+                self.deadline_s = now_s + limits.keepalive_timeout_s
+
+    def _await_rest(self, incoming: IncomingRequest, now_s: float) -> None:
+        """A request has begun: its head has a clock of its own, its body one that each read winds up again."""
         limits = self._plane.limits
-        self.phase = BODY if incoming.in_body else HEAD
-        limit_s = limits.body_timeout_s if incoming.in_body else limits.header_timeout_s
-        self.deadline_s = self._plane.clock() + limit_s
-        if incoming.in_body and incoming.expects_continue:
-            self.transport.write(CONTINUE)  # type: ignore[union-attr]
+        if not incoming.in_body:
+            if self.phase != HEAD:
+                self.phase = HEAD
+                self.deadline_s = now_s + limits.header_timeout_s
+            return
+        self.phase = BODY
+        total_s = incoming.started_s + self._plane.timeouts.total_timeout_s
+        self.deadline_s = min(now_s + limits.body_timeout_s, total_s)
+        if incoming.expects_continue:
             incoming.expects_continue = False
+            self.write(CONTINUE)
 
     def exchange_done(self, keep_alive: bool) -> None:
         """Called by the exchange once its answer is written whole (or as much of it as there will be)."""
         self.exchange = None
-        transport = self.transport
-        if transport is None:
+        if self.transport is None:
             return
         if not keep_alive or self._plane.draining:
             self.close_after_answer()
@@ -271,38 +201,26 @@ class ClientConnection:
 
     def _refuse(self, error: RouterError) -> None:
         """Answer an error that ends the connection. The request it belongs to was never whole."""
-        self._drop_incoming()
-        if not isinstance(error, RouterClosing):
+        self._reader.drop_incoming()
+        if not isinstance(error, InputEnded):
             self._plane.refuse(self, error)
         self.close_after_answer()
-
-    def _is_lingering(self) -> bool:
-        return self.phase == LINGER
-
-    def _drop_incoming(self) -> None:
-        if self._incoming is not None:
-            self._plane.stats.buffered_bytes -= self._incoming.body_bytes
-            self._incoming = None
 
     def close_after_answer(self) -> None:
         """Send what is buffered, then FIN; throw input away for a moment so that the answer is not lost to a reset."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        for request in self._waiting:
-            self._plane.stats.buffered_bytes -= request.body_bytes
-        self._waiting.clear()
-        self._drop_incoming()
+        self._reader.close()
         self.phase = LINGER
+        limits, now_s = self._plane.limits, self._plane.clock()
         if self.half_closed:
-            self.deadline_s = self._plane.clock() + self._plane.limits.client_write_timeout_s
+            self.deadline_s = now_s + limits.client_write_timeout_s
             transport.close()
             return
-        if self._paused:
-            self._paused = False
-            transport.resume_reading()
+        self._resume_reading()
         buffered = transport.get_write_buffer_size() > 0
-        self.deadline_s = self._plane.clock() + (self._plane.limits.client_write_timeout_s if buffered else LINGER_S)
+        self.deadline_s = now_s + (limits.client_write_timeout_s if buffered else LINGER_S)
         transport.write_eof()
 
     def abort(self) -> None:
@@ -310,12 +228,28 @@ class ClientConnection:
         if self.transport is not None:
             self.transport.abort()
 
+    def owes_answer(self) -> bool:
+        """Whether a request is being read or answered, or bytes of an answer still wait to be sent."""
+        if self.exchange is not None or self._reader.incoming is not None or self._reader.waiting:
+            return True
+        return self.transport is not None and self.transport.get_write_buffer_size() > 0
+
+    def _pause_reading(self) -> None:
+        if not self._paused and self._is_open():
+            self._paused = True
+            self.transport.pause_reading()  # type: ignore[union-attr]
+
+    def _resume_reading(self) -> None:
+        if self._paused and self.transport is not None and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
     # Time
 
     def on_deadline(self, now_s: float) -> None:
         """Called by the sweep once `deadline_s` has passed."""
         self.deadline_s = now_s + 3600.0
-        if self.phase == ANSWER and self.exchange is not None:
+        if self.exchange is not None:
             self.exchange.on_deadline(now_s)
         elif self.phase in (HEAD, BODY):
             part = "head" if self.phase == HEAD else "body"
@@ -329,12 +263,12 @@ class ClientConnection:
         Both look the same (FIN) until something is written: a closed peer answers that with a reset, which the next
         write reports.
         """
-        exchange, transport = self.exchange, self.transport
-        if exchange is None or transport is None:
+        exchange = self.exchange
+        if exchange is None or self.transport is None:
             return
         probe = exchange.eof_probe()
         if probe:
-            transport.write(probe)
+            self.write(probe)
         elif not exchange.answer_started:
             self.abort()  # an HTTP/1.0 client takes no interim answer: its EOF counts as going
             return
@@ -345,10 +279,6 @@ class ClientConnection:
 
 def write_nowhere(data: bytes) -> None:
     """Stands for the transport of a client that is gone."""
-
-
-class RouterClosing(RouterError):
-    """Ends a connection after the answers that are due, with no answer of its own."""
 
 
 class Listener:
@@ -377,7 +307,11 @@ class Listener:
     def sweep(self, now_s: float) -> None:
         """End what is past its deadline; 5,000 connections cost 0.3 ms, a timer per request would cost 2 us each."""
         for connection in [c for c in self._connections if c.deadline_s <= now_s]:
-            connection.on_deadline(now_s)
+            try:
+                connection.on_deadline(now_s)
+            except Exception:  # one connection must not stop the clock of all
+                self._plane.surprised("ending a late request")
+                connection.abort()
 
     def close_idle(self) -> None:
         """At shutdown: connections without a request close, the others after their answer."""
@@ -386,11 +320,8 @@ class Listener:
                 connection.close_after_answer()
 
     def owes_answers(self) -> bool:
-        """Whether a request is being answered or bytes of an answer still wait to be sent."""
-        return any(
-            c.exchange is not None or (c.transport is not None and c.transport.get_write_buffer_size() > 0)
-            for c in self._connections
-        )
+        """Whether any client still has something coming."""
+        return any(connection.owes_answer() for connection in self._connections)
 
     def abort_all(self) -> None:
         for connection in list(self._connections):

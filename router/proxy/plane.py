@@ -1,5 +1,6 @@
 """The data plane as one object: what every exchange needs, and the answers the router makes itself."""
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,8 @@ from router.wire.openai_error import error_body
 
 if TYPE_CHECKING:
     from router.proxy.listener import ClientConnection
+
+log = logging.getLogger("warmline.proxy")
 
 
 class AccessSink(Protocol):
@@ -68,13 +71,18 @@ class DataPlane:
     def forget_worker(self, worker_id: WorkerId) -> None:
         """Drop what the data plane keeps of a removed worker; requests on it go on to their end."""
         self._endpoints.pop(worker_id, None)
-        self.pool.close_worker(worker_id)
+        self.pool.forget_worker(worker_id)
         self.stats.forget_worker(worker_id)
 
     def new_request_id(self) -> str:
         """Unique over processes: a random prefix and a count (0.2 us; a random id each costs 1.5)."""
         self._last_id += 1
         return f"wl-{self._id_prefix}-{self._last_id:x}"
+
+    def surprised(self, doing: str) -> None:
+        """Log and count the exception being handled; whoever calls ends what it concerned."""
+        log.exception("unexpected failure while %s", doing)
+        self.stats.errors[RouterError.reason] += 1
 
     def refuse(self, client: "ClientConnection", error: RouterError) -> None:
         """Answer input that never became a whole request, and log it."""

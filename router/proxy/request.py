@@ -16,6 +16,7 @@ class IncomingRequest:
         "accepts_chunks",
         "body",
         "body_bytes",
+        "body_follows",
         "complete",
         "expects_continue",
         "framed",
@@ -24,6 +25,7 @@ class IncomingRequest:
         "in_body",
         "keep_alive",
         "method",
+        "raw_bytes",
         "started_s",
         "target",
     )
@@ -38,6 +40,8 @@ class IncomingRequest:
         self.body_bytes = 0
         self.framed = False  # a body was announced, if only an empty one
         self.in_body = False
+        self.raw_bytes = 0  # of reads that hold nothing but its head, and after that nothing but its body
+        self.body_follows = False  # behind an offer to upgrade: see RequestReader
         self.complete = False
         self.keep_alive = True
         self.expects_continue = False

@@ -1,17 +1,21 @@
 """Connections to workers: a pool per worker of HTTP/1.1 connections that carry one request at a time."""
 
 import asyncio
+import errno
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 from urllib.parse import urlsplit
 
 import httptools
 
 from router.core.stats import Stats
 from router.core.types import WorkerId
-from router.errors import Overloaded, RouterError, UpstreamGarbage, UpstreamRefused
+from router.errors import Overloaded, RouterError, RouterFull, UpstreamGarbage, UpstreamRefused
 from router.settings import EngineSpec, UpstreamSettings
 from router.wire.http_head import AnswerFacts, Header, is_event_chunk
+
+# Connects that fail for want of something on this side: the worker is not at fault.
+OWN_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 
 class Receiver(Protocol):
@@ -33,7 +37,8 @@ class Receiver(Protocol):
     def upstream_lost(self, error: RouterError | None, got_bytes: bool, reused: bool) -> None:
         """The connection is gone before the answer was complete; `error` None means it was closed or reset."""
 
-    def resume_sending(self) -> None: ...
+    def surprised(self) -> None:
+        """Called in the handler of an exception that one of the others raised."""
 
 
 class Endpoint:
@@ -86,7 +91,7 @@ class UpstreamConnection:
         self.idle_since_s = 0.0
         self.uses = 0
         self._reset()
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
 
     def _reset(self) -> None:
         self.got_bytes = False
@@ -156,8 +161,7 @@ class UpstreamConnection:
         """The worker reads slowly: the whole body is in memory already, so there is nothing to hold back."""
 
     def resume_writing(self) -> None:
-        if self.receiver is not None:
-            self.receiver.resume_sending()
+        """Nothing was held back."""
 
     def data_received(self, data: bytes) -> None:
         receiver = self.receiver
@@ -189,21 +193,28 @@ class UpstreamConnection:
         self._head, self._pieces = None, []
         if ended:
             self._end()
-        receiver.relay(head, pieces, ended)
+        try:
+            receiver.relay(head, pieces, ended)
+        except Exception:
+            receiver.surprised()
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._parser = None  # it refers back to this object
         self._pool.gone(self)
         receiver, self.receiver = self.receiver, None
         if receiver is None:
             return
-        if self._until_close and exc is None:
-            receiver.relay(None, [], True)
-        else:
-            receiver.upstream_lost(None, self.got_bytes, self.reused)
+        try:
+            if self._until_close and exc is None:
+                receiver.relay(None, [], True)
+            else:
+                receiver.upstream_lost(None, self.got_bytes, self.reused)
+        except Exception:
+            receiver.surprised()
 
     # httptools callbacks: no work here that could raise
 
@@ -250,7 +261,8 @@ class UpstreamConnection:
 
     def _end(self) -> None:
         self.receiver = None
-        if self._keep_alive and not self._excess and not self._until_close:
+        unsent = self._transport is None or self._transport.get_write_buffer_size() > 0  # answered before it was read
+        if self._keep_alive and not self._excess and not self._until_close and not unsent:
             self._pool.release(self)
         else:
             self.abort()
@@ -263,7 +275,10 @@ class UpstreamConnection:
         receiver, got_bytes = self.receiver, self.got_bytes
         self.abort()
         if receiver is not None:
-            receiver.upstream_lost(error, got_bytes, reused=False)
+            try:
+                receiver.upstream_lost(error, got_bytes, reused=False)
+            except Exception:
+                receiver.surprised()
 
 
 class UpstreamPool:
@@ -316,18 +331,24 @@ class UpstreamPool:
         except TimeoutError:
             error = UpstreamRefused(f"worker {endpoint.worker_id} did not accept a connection in time")
         except OSError as failure:
-            error = UpstreamRefused(f"worker {endpoint.worker_id}: {failure.strerror or failure}")
+            text = failure.strerror or str(failure)
+            if failure.errno in OWN_SHORTAGES:
+                error = RouterFull(f"the router cannot open connections: {text}")
+            else:
+                error = UpstreamRefused(f"worker {endpoint.worker_id}: {text}")
         finally:
             self._connecting[endpoint.worker_id] -= 1
-        if error is not None:
-            receiver.connect_failed(error)
-            return
-        if not connection.is_open:
-            receiver.connect_failed(UpstreamRefused(f"worker {endpoint.worker_id} closed a new connection at once"))
-            return
-        self._open.setdefault(endpoint.worker_id, set()).add(connection)
-        self._stats.upstream_connections[endpoint.worker_id] += 1
-        receiver.connected(connection)
+        if error is None and not connection.is_open:
+            error = UpstreamRefused(f"worker {endpoint.worker_id} closed a new connection at once")
+        try:
+            if error is not None:
+                receiver.connect_failed(error)
+                return
+            self._open.setdefault(endpoint.worker_id, set()).add(connection)
+            self._stats.upstream_connections[endpoint.worker_id] += 1
+            receiver.connected(connection)
+        except Exception:  # this is a task of the router's own group: one request must not end them all
+            receiver.surprised()
 
     def release(self, connection: UpstreamConnection) -> None:
         """Keep a connection whose answer is complete for the next request, or close it beyond the bound."""
@@ -358,6 +379,13 @@ class UpstreamPool:
         """Close a worker's idle connections; busy ones end with their requests."""
         for connection in self._idle.pop(worker_id, []):
             connection.abort()
+
+    def forget_worker(self, worker_id: WorkerId) -> None:
+        """A removed worker: no idle connection and no count of it stays once its requests have ended."""
+        self.close_worker(worker_id)
+        if not self._open.get(worker_id) and not self._connecting.get(worker_id):
+            self._open.pop(worker_id, None)
+            self._connecting.pop(worker_id, None)
 
     def close(self) -> None:
         """Abort everything, busy or idle."""

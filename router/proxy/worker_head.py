@@ -12,9 +12,9 @@ def worker_head(request: IncomingRequest, target: bytes, request_id: str, endpoi
     """
     dropped: frozenset[bytes] | set[bytes] = DROPPED_FROM_REQUEST
     added: list[Header] = []
-    named = request.header(b"connection")
-    if named is not None and named.lower() not in (b"keep-alive", b"close"):
-        dropped = dropped | named_by_connection(named)
+    for lower, _, value in request.headers:
+        if lower == b"connection" and value.lower() not in (b"keep-alive", b"close"):
+            dropped = dropped | named_by_connection(value)
     if endpoint.authorization is not None:
         dropped = dropped | {b"authorization", b"x-api-key"}
         added.append((b"Authorization", endpoint.authorization))

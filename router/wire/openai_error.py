@@ -9,6 +9,8 @@ from router.errors import RouterError
 
 MAX_MESSAGE_CHARACTERS = 2000  # a client's own text comes back in messages: bound what is echoed
 OWNER = "warmline"
+ANTHROPIC_PATHS = ("/v1/messages",)
+RESPONSES_PATHS = ("/v1/responses",)
 
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -21,24 +23,28 @@ ANTHROPIC_TYPES = {
 }
 
 
-def error_body(error: RouterError, request_id: str | None = None) -> bytes:
-    """`{"error": {message, type, param, code}}` as the OpenAI description has it, with the id of the request beside it."""
+def error_body(error: RouterError, request_id: str | None = None, path: str = "") -> bytes:
+    """The JSON answer of an error in the form of the path's API family, with the id of the request beside it.
+
+    Anthropic paths: `{"type": "error", "error": {type, message}}`; all others the OpenAI description's
+    `{"error": {message, type, param, code}}`.
+    """
+    if path.startswith(ANTHROPIC_PATHS):
+        return _dump(_with_id({"type": "error", "error": _anthropic_error(error)}, request_id))
     return _dump(_with_id({"error": _openai_error(error)}, request_id))
 
 
-def error_event(error: RouterError) -> bytes:
-    """The server-sent event that ends a stream of chat or text completions that failed after its first byte."""
+def error_event(error: RouterError, path: str = "") -> bytes:
+    """The server-sent event that ends a stream that failed after its first byte, in the form of the path's API family.
+
+    Chat and text completions have unnamed events; Anthropic messages and OpenAI responses name theirs `error`.
+    """
+    if path.startswith(ANTHROPIC_PATHS):
+        return b"event: error\ndata: " + _dump({"type": "error", "error": _anthropic_error(error)}) + b"\n\n"
+    if path.startswith(RESPONSES_PATHS):
+        fields = {"type": "error", "code": error.reason, "message": _bounded(error.message), "param": error.param}
+        return b"event: error\ndata: " + _dump(fields) + b"\n\n"
     return b"data: " + _dump({"error": _openai_error(error)}) + b"\n\n"
-
-
-def anthropic_error_body(error: RouterError, request_id: str | None = None) -> bytes:
-    """The same error for /v1/messages: `{"type": "error", "error": {type, message}}`."""
-    return _dump(_with_id({"type": "error", "error": _anthropic_error(error)}, request_id))
-
-
-def anthropic_error_event(error: RouterError) -> bytes:
-    """The named event that ends a stream of /v1/messages that failed after its first byte."""
-    return b"event: error\ndata: " + _dump({"type": "error", "error": _anthropic_error(error)}) + b"\n\n"
 
 
 def models_list(ids: Iterable[str], created_s: int = 0) -> bytes:

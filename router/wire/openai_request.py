@@ -17,6 +17,7 @@ from router.errors import InvalidField, MalformedJson
 from router.settings import TokenSettings
 from router.wire.raw_body import scan_json_head, scan_multipart
 
+MODEL_CHARS = 512  # model names are kept with decisions
 SESSION_CHARS = 128  # a longer session name is remembered by its digest
 
 
@@ -149,8 +150,8 @@ def read_fields(family: Family, fields: dict[str, Any], session_header: str | No
     Raises InvalidField.
     """
     model = fields.get("model")
-    if model is not None and not isinstance(model, str):
-        raise InvalidField("`model` must be a string", param="model")
+    if model is not None and (not isinstance(model, str) or len(model) > MODEL_CHARS):
+        raise InvalidField(f"`model` must be a string of at most {MODEL_CHARS} characters", param="model")
     stream = fields.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidField("`stream` must be true or false", param="stream")
@@ -202,7 +203,7 @@ def read_generic(body: bytes, session_header: str | None, limits: TokenSettings)
         return ModelCall(Family.GENERIC, unkeyed_reason="not_json", session=session)
     return ModelCall(
         Family.GENERIC,
-        text_or_none(fields.get("model")),
+        model_or_none(fields.get("model")),
         fields.get("stream") is True,
         unkeyed_reason="path",
         session=session_of(session_header, fields),
@@ -356,8 +357,15 @@ def adapter_of(fields: Mapping[str, Any]) -> str | None:
     """The LoRA fields of llama.cpp (`lora`), SGLang (`lora_path`) and TGI (`adapter_id`) as one text."""
     if "lora" in fields or "lora_path" in fields or "adapter_id" in fields:
         chosen = {name: fields[name] for name in ("lora", "lora_path", "adapter_id") if fields.get(name) is not None}
-        return json.dumps(chosen, sort_keys=True) if chosen else None
+        try:
+            return json.dumps(chosen, sort_keys=True) if chosen else None
+        except RecursionError:
+            raise InvalidField("an adapter field is nested too deeply", param=next(iter(chosen))) from None
     return None
+
+
+def model_or_none(value: Any) -> str | None:
+    return value if isinstance(value, str) and len(value) <= MODEL_CHARS else None
 
 
 def text_or_none(value: Any) -> str | None:

@@ -10,7 +10,8 @@ WINDOW_BYTES = 64 * 1024  # searched at either end of the body
 _token = re.compile(rb'"(?:[^"\\]|\\.)*"|["{}\[\]:,]|[^\s"{}\[\]:,]+', re.DOTALL)
 _model = re.compile(rb'(?<!\\)"model"\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 _stream = re.compile(rb'(?<!\\)"stream"\s*:\s*(true|false)')
-_part = re.compile(rb'name="(model|stream)"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{0,1024})\r\n')
+# Possessive throughout: without backtracking a hostile body costs what it weighs, not its square.
+_part = re.compile(rb'name="(model|stream)"[^\r\n]{0,1024}+\r\n(?:[^\r\n]{1,1024}+\r\n){0,8}+\r\n([^\r\n]{0,1024})\r\n')
 
 
 class ScannedBody(NamedTuple):

@@ -64,7 +64,6 @@ def test_a_prompt_goes_back_to_the_worker_that_has_its_prefix() -> None:
     assert (first.decision.reason, second.decision.reason) == ("ring_home", "warm_prefix")
     assert second.decision.predicted_cached_tokens == 320
     assert world.stats.decisions[("warm", "warm_prefix")] == 1
-    assert world.stats.key_forms[KeyForm.TOKENS] == 2
 
 
 def test_siblings_follow_the_first_before_any_answer() -> None:
@@ -154,7 +153,7 @@ def test_a_single_candidate_and_a_prompt_without_keys_say_so() -> None:
     unkeyed = PromptKeys(chain([]), 500, KeyForm.NONE, unkeyed_reason="images")
     lease = world.choose(unkeyed)
     assert (lease.worker.slot, lease.decision.reason) == (0, "least_queue")
-    assert lease.decision.unkeyed_reason == "images" and world.stats.unkeyed["images"] == 1
+    assert lease.decision.unkeyed_reason == "images"
     assert lease.decision.model == "m"
     assert world.choose(unkeyed, model=None).decision.model == ""
 

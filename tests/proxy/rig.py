@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
-from router.core.placement import Placement
 
 from router.core.fleet import Fleet
+from router.core.placement import Placement
 from router.core.stats import Stats
 from router.core.types import Lifecycle, WorkerId, WorkerReport
 from router.log import AccessEntry
@@ -147,6 +147,7 @@ class Rig:
     engines: list[ScriptedEngine]
     port: int
     log: ListSink
+    listener: Listener
     writers: list[asyncio.StreamWriter] = field(default_factory=list)
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -223,7 +224,7 @@ async def rig(*scripts: Script, **knobs: Any) -> AsyncIterator[Rig]:
         await engine.start()
         fleet.add(EngineSpec("openai", f"http://{engine.worker_id}"), clock())
     server = await loop.create_server(listener.protocol, "127.0.0.1", 0)
-    made = Rig(plane, engines, server.sockets[0].getsockname()[1], log)
+    made = Rig(plane, engines, server.sockets[0].getsockname()[1], log, listener)
     for index in range(len(engines)):
         made.report(index)
     async with asyncio.TaskGroup() as group:

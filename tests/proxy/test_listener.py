@@ -1,6 +1,7 @@
 """Client connections: order, limits, framing, half-close, going away. Real sockets; limits are short, nothing sleeps."""
 
 import asyncio
+import contextlib
 import http.client
 import time
 
@@ -377,3 +378,74 @@ async def test_a_client_that_does_not_read_is_cut_and_holds_up_nobody() -> None:
         assert sent < 40_000_000, "the engine was read although the client did not read"
         assert made.log.entries[-1].outcome == "client_gone"
         assert made.nothing_left()
+
+
+async def test_thousands_of_pipelined_answers_of_the_routers_own() -> None:
+    """Answers that end at once are made in a loop: no depth of pipelining nests or is lost."""
+    async with rig() as made:
+        answer = await made.send((GET_MODELS + b"\r\n") * 3000 + GET_MODELS + b"Connection: close\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 200 OK") == 3001
+        assert made.nothing_left()
+
+
+async def test_answers_that_nobody_reads_are_bounded() -> None:
+    """A client that asks on and on and never reads costs little memory, and is cut at client_write_timeout_s."""
+    async with rig(client_write_timeout_s=0.4) as made:
+        _, writer = await made.connect()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        asked = GET_MODELS + b"\r\n"
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(4):
+                while True:
+                    writer.write(asked * 500)
+                    await writer.drain()
+        assert made.plane.stats.requests[("/v1/models", "", 200)] < 200_000
+        await until(lambda: made.plane.stats.connections_open == 0)
+        assert made.nothing_left()
+
+
+async def test_an_upload_in_progress_is_owed_an_answer() -> None:
+    """While draining, a request whose body is still coming counts as owed; an idle connection does not."""
+    async with rig() as made:
+        reader, writer = await made.connect()
+        body = chat()
+        writer.write(post(body)[:-5])
+        await until(lambda: made.plane.stats.buffered_bytes)
+        assert made.listener.owes_answers()
+        made.plane.draining = True
+        made.listener.close_idle()
+        writer.write(body[-5:])
+        assert (await asyncio.wait_for(reader.readuntil(b'{"ok":true}'), 5)).startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+        await until(lambda: not made.listener.owes_answers())
+
+
+async def test_a_stray_line_end_between_requests_is_no_request() -> None:
+    """Some clients send CRLF behind a body: it starts no clock and gets no answer (RFC 9112 §2.2)."""
+    async with rig(header_timeout_s=0.2) as made:
+        reader, writer = await made.connect()
+        writer.write(post(chat()) + b"\r\n")
+        await asyncio.wait_for(reader.readuntil(b'{"ok":true}'), 5)
+        await asyncio.sleep(0.5)
+        writer.write(post(chat()))
+        await asyncio.wait_for(reader.readuntil(b'{"ok":true}'), 5)
+
+
+async def test_a_dripping_body_ends_at_the_total_limit() -> None:
+    """A body that never pauses long enough for body_timeout_s still ends at total_timeout_s."""
+    async with rig(body_timeout_s=0.3, total_timeout_s=0.6) as made:
+        reader, writer = await made.connect()
+        data = post(chat("x" * 1000))
+        writer.write(data[:200])
+
+        async def drip() -> None:
+            for at in range(200, 900):
+                writer.write(data[at : at + 1])
+                await asyncio.sleep(0.05)
+
+        async with asyncio.TaskGroup() as group:
+            dripping = group.create_task(drip())
+            answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 3)
+            dripping.cancel()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert await healthy(made)

@@ -44,7 +44,8 @@ class Recorder:
     def upstream_lost(self, error: RouterError | None, got_bytes: bool, reused: bool) -> None:
         self.lost = True
 
-    def resume_sending(self) -> None: ...
+    def surprised(self) -> None:
+        raise
 
 
 class Clock:

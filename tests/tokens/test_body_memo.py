@@ -26,7 +26,7 @@ from router.wire.openai_request import ChatPrompt, KeyedText, ModelCall, read_ca
 from tests.tokens.vocabularies import byte_level, prose, write_folder
 
 PATH = "/v1/chat/completions"
-LIMITS = TokenSettings()
+LIMITS = TokenSettings(max_keyed_body_bytes=4 * 1024**2)
 NO_BOOK = TokenizerBook(LIMITS)
 LONG = "lorem ipsum dolor sit amet " * 200
 Writer = Callable[[Any], str]

@@ -7,8 +7,6 @@ import pytest
 from router.errors import BadRequest, InvalidField, ModelNotFound, NoWorker, Overloaded, RouterError, UpstreamBroken
 from router.wire.openai_error import (
     MAX_MESSAGE_CHARACTERS,
-    anthropic_error_body,
-    anthropic_error_event,
     error_body,
     error_event,
     model_body,
@@ -49,10 +47,17 @@ def test_error_event_is_one_event() -> None:
 def test_anthropic_shape(error: RouterError, kind: str) -> None:
     """/v1/messages has its own envelope and error names, and a named event in streams."""
     expected = {"type": "error", "error": {"type": kind, "message": "x"}}
-    assert json.loads(anthropic_error_body(error)) == expected
-    assert json.loads(anthropic_error_body(error, "r")) == {**expected, "request_id": "r"}
-    name, data, *rest = anthropic_error_event(error).split(b"\n")
+    assert json.loads(error_body(error, None, "/v1/messages")) == expected
+    assert json.loads(error_body(error, "r", "/v1/messages/count_tokens")) == {**expected, "request_id": "r"}
+    name, data, *rest = error_event(error, "/v1/messages").split(b"\n")
     assert name == b"event: error" and json.loads(data.removeprefix(b"data: ")) == expected and rest == [b"", b""]
+
+
+def test_responses_event() -> None:
+    """A stream of /v1/responses ends in its own named error event."""
+    name, data, *_ = error_event(UpstreamBroken("x"), "/v1/responses").split(b"\n")
+    expected = {"type": "error", "code": "upstream_broken", "message": "x", "param": None}
+    assert name == b"event: error" and json.loads(data.removeprefix(b"data: ")) == expected
 
 
 def test_client_text_in_messages() -> None:

@@ -308,3 +308,19 @@ def test_any_value_anywhere_is_read_or_refused(name: str, value: Any, rng: rando
             read_call(path, bytes(body), None, LIMITS)
         except BadRequest as error:
             assert error.status == 400
+
+
+def test_fields_that_are_kept_are_bounded() -> None:
+    """A model name is kept with each decision, an adapter in the chain's root: neither may be huge or endlessly deep."""
+    long = "m" * 513
+    with pytest.raises(InvalidField):
+        read_call("/v1/completions", orjson.dumps({"model": long, "prompt": "x"}), None, TokenSettings())
+    assert read_call("/tokenize", orjson.dumps({"model": long}), None, TokenSettings()).model is None
+    deep = b'{"model":"m","prompt":"x","lora":' + b"[" * 900 + b"]" * 900 + b"}"
+    try:
+        read_call("/v1/completions", deep, None, TokenSettings())
+    except InvalidField as error:
+        assert error.param == "lora"
+    deeper = b'{"model":"m","prompt":"x","lora":' + b"[" * 1020 + b"]" * 1020 + b"}"
+    with pytest.raises(InvalidField):
+        read_call("/v1/completions", deeper, None, TokenSettings())
