@@ -5,25 +5,43 @@ The only module that reads the environment.
 """
 
 import argparse
+import errno
 import os
+import re
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 
 from router.errors import SettingsError
-from router.options import Resolved, add_flags, from_flags, from_toml, from_variables, resolve, unknown_variables
+from router.options import (
+    Resolved,
+    add_flags,
+    all_flags,
+    from_flags,
+    from_toml,
+    from_variables,
+    resolve,
+    suggestion,
+    unknown_variables,
+)
+from router.settings import ListenSettings
 
 DEFAULT_ADMIN = "http://127.0.0.1:8081"
+ADMIN_FLAGS = ("--admin", "--json")
 SETTINGS_HELP = (
     "Every flag can also be a WARMLINE_* variable (WARMLINE_PORT) or a key of the file (port). "
     "A flag beats a variable, a variable the file."
 )
+NO_ENGINE = "warning: no engine given; add one with --engine or POST /workers"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status; errors are one line each on standard error."""
-    arguments = make_parser(os.environ).parse_args(argv)
+    arguments, strangers = make_parser(os.environ).parse_known_args(argv)
+    if strangers:
+        arguments.parser.error(unrecognized(strangers, arguments.flags))
     try:
         status: int = arguments.run(arguments)
         sys.stdout.flush()
@@ -35,6 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def unrecognized(strangers: Sequence[str], flags: Iterable[str]) -> str:
+    """What argparse says, with the nearest flag for each that is none."""
+    known = set(flags)
+    near = [suggestion(word.partition("=")[0], known) for word in strangers if word.startswith("--")]
+    return f"unrecognized arguments: {' '.join(strangers)}" + "".join(near)
 
 
 def complain(text: str, status: int) -> int:
@@ -53,14 +78,14 @@ def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     serve = commands.add_parser(
         "serve",
         help="run the router",
-        usage="warmline serve [--config FILE.toml] [--check] --engine KIND=URL … [SETTINGS]",
+        usage="warmline serve [--config FILE.toml] [--check] [--engine KIND=URL …] [SETTINGS]",
         epilog=SETTINGS_HELP,
         allow_abbrev=False,
     )
     serve.add_argument("--config", metavar="FILE.toml", default=environ.get("WARMLINE_CONFIG"), help="read settings from FILE")
     serve.add_argument("--check", action="store_true", help="check and print the resolved settings, then exit")
     add_flags(serve)
-    serve.set_defaults(run=run_serve)
+    serve.set_defaults(run=run_serve, parser=serve, flags=("--config", "--check", *all_flags()))
 
     admin = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     admin.add_argument(
@@ -72,11 +97,11 @@ def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     admin.add_argument("--json", action="store_true", help="print the answer as JSON")
 
     workers = commands.add_parser("workers", parents=[admin], help="show the workers of a running router", allow_abbrev=False)
-    workers.set_defaults(run=run_workers)
+    workers.set_defaults(run=run_workers, parser=workers, flags=ADMIN_FLAGS)
 
     explain = commands.add_parser("explain", parents=[admin], help="show why a request went where it went", allow_abbrev=False)
     explain.add_argument("request_id", metavar="REQUEST_ID", help="the X-Request-ID of its answer, or `id` in the access log")
-    explain.set_defaults(run=run_explain)
+    explain.set_defaults(run=run_explain, parser=explain, flags=ADMIN_FLAGS)
     return parser
 
 
@@ -94,12 +119,31 @@ def run_serve(arguments: argparse.Namespace) -> int:
         complain(f"{warning} (ignored)", 0)
     if arguments.check:
         return run_check(resolved)
+    if not resolved.settings.engines:
+        complain(NO_ENGINE, 0)
     from router.app import run  # the data plane's modules, which the other commands do not need
 
     try:
         return run(resolved.settings) or 0
     except OSError as error:
-        return complain(f"cannot serve: {error.strerror or error}", 1)
+        return complain(f"cannot serve: {why_not_bound(error, resolved.settings.listen)}", 1)
+
+
+BIND_ERROR = re.compile(r"error while attempting to bind on address \(.*?, (?P<port>\d+).*?\): (?P<words>.*)")
+
+
+def why_not_bound(error: OSError, listen: ListenSettings) -> str:
+    """Names the flag behind an address that cannot be listened on."""
+    words = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return f"--host {listen.host}: {words}"
+    found = BIND_ERROR.fullmatch(words)
+    if found is None:
+        return words
+    flag = "--port" if int(found["port"]) == listen.port else "--admin-port"
+    if error.errno == errno.EADDRINUSE:
+        return f"{flag} {found['port']} is in use on {listen.host}; choose another, or 0 for a free one"
+    return f"--host {listen.host}, {flag} {found['port']}: {found['words']}"
 
 
 def run_check(resolved: Resolved) -> int:
@@ -116,7 +160,13 @@ def run_check(resolved: Resolved) -> int:
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Resolved:
     file = from_toml(Path(arguments.config)) if arguments.config else {}
-    return resolve(from_flags(arguments), from_variables(environ), file)
+    resolved = resolve(from_flags(arguments), from_variables(environ), file)
+    host = resolved.settings.listen.host
+    try:
+        host.encode("idna")  # how it is looked up
+    except UnicodeError:
+        raise SettingsError(f"host: {host!r} is not a host name or address (from {resolved.sources['host']})") from None
+    return resolved
 
 
 def run_workers(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ terminal, and an answer that is not the expected JSON is an error text, never a 
 
 import http.client
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from router.core.types import BLOCK_TOKENS
+from router.settings import RoutingSettings
 
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -31,8 +33,8 @@ Row = Mapping[str, Any]
 
 REASONS = {
     "warm_prefix": "it held the start of this prompt and was the cheapest",
-    "holder_busy": "those that held more of this prompt were busier, so that it was the cheapest",
-    "ring_home": "it is the prompt's home on the ring",
+    "holder_busy": "it was the cheapest in all; workers that held more of this prompt were busier or slower",
+    "ring_home": "no worker held the start of this prompt, and it is the prompt's home on the ring",
     "least_cost": "no worker held the start of this prompt, and it was clearly cheaper than the prompt's homes on the ring",
     "least_queue": "it had the least to do",
     "session": "it served this session before and was cheap enough",
@@ -41,6 +43,8 @@ REASONS = {
     "round_robin": "it was its turn",
     "random": "it was drawn at random",
 }
+RING_POLICY_HOME = "it is the prompt's home on the ring, or the first in turn that was not over the ring's bound"
+DEARER_HOME = "; a home wins unless another worker is cheaper by more than a quarter of what computing the whole prompt takes"
 
 
 class AdminError(Exception):
@@ -191,7 +195,8 @@ def print_workers(workers: Sequence[Row], out: Console) -> None:
         out.print("The router knows no workers.")
         return
     table = make_table(WORKER_COLUMNS, frozenset(WORKER_COLUMNS[4:10]))
-    for worker in workers:
+    speeds = [own_speed(worker) for worker in workers]
+    for worker, speed in zip(workers, speeds, strict=True):
         state = cell(worker.get("lifecycle"))
         table.add_row(
             Text(cell(worker.get("id"))),
@@ -203,13 +208,15 @@ def print_workers(workers: Sequence[Row], out: Console) -> None:
             cell(worker.get("waiting"), ","),
             cell(worker.get("kv_used_ratio"), ".0%"),
             held_text(worker),
-            cell(worker.get("prefill_tokens_per_s"), ",.0f"),
+            speed_text(worker, assumed=speed is not None and is_assumed(speed, speeds)),
             recent_cached_text(worker),
             Text(remarks(worker)),
         )
     out.print(table)
     out.print(
-        "held: how full the router takes its cache to be. cached: tokens per recent request, predicted → actual.", style="dim"
+        "held: how full the router takes its cache to be. tokens/s: of prompts; ~ not measured on this worker yet.\n"
+        "cached: tokens per recent request, predicted → actual.",
+        style="dim",
     )
 
 
@@ -220,9 +227,30 @@ def held_text(worker: Row) -> str:
     return f"{blocks * BLOCK_TOKENS / capacity:.0%}"
 
 
+def own_speed(worker: Row) -> float | None:
+    """Its prefill speed by its weight: workers on which none was measured have the same to the last digit."""
+    speed, weight = worker.get("prefill_tokens_per_s"), worker.get("weight")
+    known = isinstance(speed, (int, float)) and isinstance(weight, (int, float)) and weight > 0
+    return speed / weight if known else None  # type: ignore[operator]
+
+
+def is_assumed(speed: float, speeds: Sequence[float | None]) -> bool:
+    """Whether it surely was not measured: shared with another worker, or the number assumed by default."""
+    shared = sum(other is not None and math.isclose(speed, other) for other in speeds) > 1
+    return shared or math.isclose(speed, RoutingSettings().prefill_tokens_per_s)
+
+
+def speed_text(worker: Row, *, assumed: bool) -> Text:
+    text = cell(worker.get("prefill_tokens_per_s"), ",.0f")
+    return Text(f"~{text}", style="dim") if assumed else Text(text)
+
+
 def recent_cached_text(worker: Row) -> str:
-    actual = cell(worker.get("actual_cached_tokens"), ",.0f")
-    return UNKNOWN if actual == UNKNOWN else f"{cell(worker.get('predicted_cached_tokens'), ',.0f')} → {actual}"
+    """Moving averages that are both exactly 0 have not seen a request yet."""
+    predicted, actual = worker.get("predicted_cached_tokens"), worker.get("actual_cached_tokens")
+    if actual is None or predicted == actual == 0:
+        return UNKNOWN
+    return f"{cell(predicted, ',.0f')} → {cell(actual, ',.0f')}"
 
 
 def remarks(worker: Row) -> str:
@@ -252,15 +280,24 @@ def cost_of(candidate: Row) -> float:
 
 
 def why(decision: Row, candidates: Sequence[Row]) -> str:
-    """The one sentence: where the request went, and the reason in words."""
+    """The one sentence: where the request went, and the reason in words. `candidates` by cost."""
+    text = f"Request {cell(decision.get('request_id'))} went to {cell(decision.get('worker'))}"
+    if len(candidates) > 1:
+        text += f", one of {len(candidates)} candidates"
+    return f"{text}: {reason_text(decision, candidates)}."
+
+
+def reason_text(decision: Row, candidates: Sequence[Row]) -> str:
     reason = str(decision.get("reason"))
-    text = f"Request {cell(decision.get('request_id'))} went to {cell(decision.get('worker'))} because "
-    text += REASONS.get(reason, f"of the rule {plain(reason)}")
+    text = REASONS.get(reason, f"the rule {plain(reason)}")
     if reason == "retry" and decision.get("tried"):
         text += f" ({cell(decision.get('tried'))})"
-    if len(candidates) > 1:
-        text += f", out of {len(candidates)} candidates"
-    return text + "."
+    if reason == "ring_home":
+        if decision.get("policy") == "ring":
+            return RING_POLICY_HOME
+        if candidates and candidates[0].get("worker") != decision.get("worker"):
+            text += DEARER_HOME
+    return text
 
 
 def facts(decision: Row) -> list[tuple[str, str]]:

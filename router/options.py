@@ -56,6 +56,12 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def all_flags() -> list[str]:
+    """Every flag of a setting, in both forms where it is a truth value."""
+    negated = [flag_of(f"no_{f.name}") for f in FIELDS.values() if f.type is bool]
+    return [*(flag_of(name) for name in (ENGINE, *FIELDS)), *negated]
+
+
 def variable_of(name: str) -> str:
     return PREFIX + name.upper()
 

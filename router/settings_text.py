@@ -28,6 +28,12 @@ def engine_text(engine: EngineSpec) -> str:
     return ",".join(words)
 
 
+def knob_value(name: str, value: Any) -> str:
+    """A knob's value in TOML, sizes with their unit as text ("64m")."""
+    shown = show_value(name, value) if is_size(name) else ""
+    return toml_value(shown) if shown and not shown.isdigit() else toml_value(value)
+
+
 def toml_value(value: Any) -> str:
     if isinstance(value, tuple):
         return "[" + ", ".join(toml_value(entry) for entry in value) + "]"
@@ -37,7 +43,7 @@ def toml_value(value: Any) -> str:
 
 
 def check_text(resolved: Resolved) -> str:
-    """Every setting as a TOML file, secrets masked; a comment tells where each value came from unless it is the default."""
+    """Every setting as a TOML file, secrets masked; a comment tells where each value came from."""
     entries = tuple(engine_text(engine) for engine in resolved.settings.engines)
     lines = [f"engine = {toml_value(entries)}{origin(resolved, ENGINE)}"]
     current = ""
@@ -46,13 +52,13 @@ def check_text(resolved: Resolved) -> str:
             lines += ["", f"# {section}"]
             current = section
         value = getattr(getattr(resolved.settings, section), f.name)
-        lines.append(f"{f.name} = {toml_value(value)}{origin(resolved, f.name)}")
+        lines.append(f"{f.name} = {knob_value(f.name, value)}{origin(resolved, f.name)}")
     return "\n".join(lines)
 
 
 def origin(resolved: Resolved, name: str) -> str:
     source = resolved.sources.get(name)
-    return f"  # from {source}" if source else ""
+    return f"  # from {source}" if source else "  # default"
 
 
 def table_rows() -> Iterator[str]:

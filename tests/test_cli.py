@@ -1,6 +1,8 @@
 """The console script: commands, exit statuses, and errors as one line each."""
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -85,9 +87,15 @@ BAD_SETTINGS = [
     (["serve", "--check", "--policy", "x"], "warmline: policy: 'x' is not one of"),
     (["serve", "--config", "/nowhere.toml"], "warmline: config: '/nowhere.toml' is not a readable file: No such file"),
     (["serve", "--check", "--tokenizer", "/nowhere"], "warmline: tokenizer: '/nowhere'"),
+    (["serve", "--host", "a..b"], "warmline: host: 'a..b' is not a host name or address (from --host)\n"),
     (["serve", "--engine", "vllm"], "warmline: engine: 'vllm' is not KIND=URL"),
-    (["serve", "--prot", "1"], "unrecognized arguments: --prot"),
-    (["serve", "--polic", "warm"], "unrecognized arguments: --polic"),
+    (["serve", "--prot", "1"], "warmline serve: error: unrecognized arguments: --prot 1; did you mean --port?\n"),
+    (["serve", "--polic=warm"], "unrecognized arguments: --polic=warm; did you mean --policy?"),
+    (["serve", "--max_body_bytes=1"], "did you mean --max-body-bytes?"),
+    (["serve", "--no-acces-log"], "did you mean --no-access-log?"),
+    (["serve", "--zzz", "word"], "unrecognized arguments: --zzz word\n"),
+    (["workers", "--jsn"], "warmline workers: error: unrecognized arguments: --jsn; did you mean --json?"),
+    (["explain", "r", "extra"], "warmline explain: error: unrecognized arguments: extra\n"),
     (["serv"], "invalid choice: 'serv'"),
     ([], "the following arguments are required: COMMAND"),
     (["explain"], "the following arguments are required: REQUEST_ID"),
@@ -116,9 +124,33 @@ def test_unknown_variable_is_a_warning(
 ) -> None:
     """The environment is shared with others: a stranger there is told and does not stop the router."""
     monkeypatch.setenv("WARMLINE_POTR", "1")
-    assert main(["serve"]) == 0
+    assert main(["serve", ENGINE]) == 0
     expected = "warmline: WARMLINE_POTR: no such setting; did you mean WARMLINE_PORT? (ignored)\n"
     assert capsys.readouterr().err == expected and len(served) == 1
+
+
+def test_no_engine_is_a_warning(served: list[Settings], capsys: pytest.CaptureFixture[str]) -> None:
+    """A router may start empty and get its workers later, but whoever forgot them is told; the help does not demand one."""
+    assert main(["serve"]) == 0
+    expected = "warmline: warning: no engine given; add one with --engine or POST /workers\n"
+    assert capsys.readouterr().err == expected and len(served) == 1
+    assert exit_status(["serve", "--help"]) == 0
+    assert "[--engine KIND=URL …]" in capsys.readouterr().out
+
+
+def run_module(*argv: str, stdout: int) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-m", "router.cli", *argv], stdout=stdout, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("flag", ["--port", "--admin-port"])
+def test_real_port_in_use(flag: str) -> None:
+    """With real sockets too, a taken port ends the router with the flag that names it."""
+    other = "--admin-port" if flag == "--port" else "--port"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with run_module("serve", ENGINE, f"{flag}={port}", f"{other}=0", stdout=subprocess.PIPE) as process:
+            _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and f"cannot serve: {flag} {port} is in use on 127.0.0.1" in errors
 
 
 def raising(error: BaseException) -> Callable[[Settings], int]:
@@ -128,8 +160,33 @@ def raising(error: BaseException) -> Callable[[Settings], int]:
     return run
 
 
+def bind_error(number: int, port: int, words: str) -> OSError:
+    """As asyncio words it."""
+    return OSError(number, f"error while attempting to bind on address ('127.0.0.1', {port}): {words}")
+
+
 FAILURES = [
-    (OSError(98, "Address already in use"), 1, "warmline: cannot serve: Address already in use\n"),
+    (
+        bind_error(errno.EADDRINUSE, 1, "address already in use"),
+        1,
+        "warmline: cannot serve: --port 1 is in use on h; choose another, or 0 for a free one\n",
+    ),
+    (
+        bind_error(errno.EADDRINUSE, 2, "address already in use"),
+        1,
+        "warmline: cannot serve: --admin-port 2 is in use on h; choose another, or 0 for a free one\n",
+    ),
+    (
+        bind_error(errno.EACCES, 1, "permission denied"),
+        1,
+        "warmline: cannot serve: --host h, --port 1: permission denied\n",
+    ),
+    (
+        socket.gaierror(-2, "Name or service not known"),
+        1,
+        "warmline: cannot serve: --host h: Name or service not known\n",
+    ),
+    (OSError(24, "Too many open files"), 1, "warmline: cannot serve: Too many open files\n"),
     (OSError("odd"), 1, "warmline: cannot serve: odd\n"),
     (SettingsError("tokenizer: '/x' is not a folder"), 2, "warmline: tokenizer: '/x' is not a folder\n"),
     (KeyboardInterrupt(), 130, ""),
@@ -142,7 +199,7 @@ def test_failures_of_serving(
 ) -> None:
     """A taken port, a bad tokenizer, Ctrl-C: a status and a line, no traceback."""
     replace_app(monkeypatch, raising(error))
-    assert main(["serve"]) == status
+    assert main(["serve", ENGINE, "--host=h", "--port=1", "--admin-port=2"]) == status
     assert capsys.readouterr().err == text
 
 
@@ -167,10 +224,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     """The version is the installed package's."""
     assert exit_status(["--version"]) == 0
     assert capsys.readouterr().out == f"warmline {metadata.version('warmline')}\n"
-
-
-def run_module(*argv: str, stdout: int) -> "subprocess.Popen[str]":
-    return subprocess.Popen([sys.executable, "-m", "router.cli", *argv], stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 def test_reader_that_goes_away() -> None:

@@ -107,13 +107,43 @@ def test_workers_as_a_table(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
     """One row per worker with state, load, cache and speed; what is unknown is a dash, never 0."""
     down = dataclasses.replace(WORKER, id=B, lifecycle=Lifecycle.DOWN, why="connection refused", models=None, running=None)
     odd = dataclasses.replace(WORKER, id="c:1", truth=Truth.NONE, truth_reason="no prefix cache", actual_cached_tokens=None)
+    down.prefill_tokens_per_s, odd.prefill_tokens_per_s = 1800.0, None
     admin.give("/workers", {"workers": [WORKER, down, odd]})
     assert show_workers(admin.url, as_json=False) == 0
     rows = [line for line in lines_of(capsys) if line.startswith(("10.", "c:1"))]
     assert rows == [
         "10.0.0.1:8000 vllm ready llama, llama-lora 3 2 – 46% 50% 2,513 480 → 470 –",
-        "10.0.0.2:8000 vllm down – 3 – – 46% 50% 2,513 480 → 470 connection refused",
-        "c:1 vllm ready llama, llama-lora 3 2 – 46% 50% 2,513 – cache none: no prefix cache",
+        "10.0.0.2:8000 vllm down – 3 – – 46% 50% 1,800 480 → 470 connection refused",
+        "c:1 vllm ready llama, llama-lora 3 2 – 46% 50% – – cache none: no prefix cache",
+    ]
+
+
+def columns_of(admin: FakeAdmin, capsys: pytest.CaptureFixture[str], *workers: WorkerFigures) -> list[tuple[str, str]]:
+    """(tokens/s, cached) of each worker as shown."""
+    admin.give("/workers", {"workers": list(workers)})
+    assert show_workers(admin.url, as_json=False) == 0
+    rows = [line for line in lines_of(capsys) if line.startswith("10.")]
+    return [(row.split("50% ")[1].split(" ")[0], row.split("50% ")[1].split(" ", 1)[1]) for row in rows]
+
+
+def test_nothing_measured_looks_measured(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
+    """Before any request a worker has a dash for cached tokens and its speed is marked as not measured."""
+    fresh = dataclasses.replace(WORKER, prefill_tokens_per_s=2500.0, predicted_cached_tokens=0.0, actual_cached_tokens=0.0)
+    assert columns_of(admin, capsys, fresh) == [("~2,500", "– –")]
+    heavy = dataclasses.replace(fresh, id=B, weight=2.0, prefill_tokens_per_s=5000.0)
+    assert columns_of(admin, capsys, fresh, heavy) == [("~2,500", "– –"), ("~5,000", "– –")]
+
+
+def test_speed_of_the_fleet_is_not_a_workers_own(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
+    """What several workers share, by weight, was not measured on them; a speed of its own was."""
+    others = [
+        dataclasses.replace(WORKER, id=B, prefill_tokens_per_s=900.0 * weight, weight=weight, predicted_cached_tokens=0.0)
+        for weight in (1.0, 3.0)
+    ]
+    assert columns_of(admin, capsys, WORKER, *others) == [
+        ("2,513", "480 → 470 –"),
+        ("~900", "0 → 470 –"),
+        ("~2,700", "0 → 470 –"),
     ]
 
 
@@ -130,7 +160,7 @@ def test_explain(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
     assert show_decision(admin.url, "req/1", as_json=False) == 0
     lines = lines_of(capsys)
     reason = "it held the start of this prompt and was the cheapest"
-    assert lines[0] == f"Request req/1 went to 10.0.0.1:8000 because {reason}, out of 2 candidates."
+    assert lines[0] == f"Request req/1 went to 10.0.0.1:8000, one of 2 candidates: {reason}."
     assert "prompt 5,120 tokens, keys from tokens" in lines
     assert "cached 4,800 tokens predicted, 4,816 actual" in lines
     assert "TTFT 183.4 ms" in lines
@@ -139,6 +169,36 @@ def test_explain(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
         "→ 10.0.0.1:8000 200.0 ms 4,800 320 128.0 ms 50.0 ms 0.100 3 modelled session",
         "10.0.0.2:8000 2.50 s 0 5,120 2.05 s 0.0 ms 0.100 0 modelled ring home",
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen", "sentence"),
+    [
+        ("warm", A, "no worker held the start of this prompt, and it is the prompt's home on the ring."),
+        ("warm", B, "cheaper by more than a quarter of what computing the whole prompt takes."),
+        ("ring", B, "the first in turn that was not over the ring's bound."),
+    ],
+)
+def test_explain_a_home(
+    policy: str, chosen: WorkerId, sentence: str, admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A home on the ring that was not the cheapest won by a rule, which is told; the ring policy knows no costs."""
+    decision = Decision(
+        request_id="r",
+        at_s=1.0,
+        policy=policy,
+        reason="ring_home",
+        worker=chosen,
+        model="llama",
+        prompt_tokens=5120,
+        key_form=KeyForm.TOKENS,
+        unkeyed_reason=None,
+        predicted_cached_tokens=0,
+        candidates=DECISION.candidates,
+    )
+    admin.give("/decisions/r", decision)
+    assert show_decision(admin.url, "r", as_json=False) == 0
+    assert lines_of(capsys)[0].endswith(sentence)
 
 
 EARLY = dataclasses.replace(
@@ -162,7 +222,7 @@ def test_explain_while_it_runs(admin: FakeAdmin, capsys: pytest.CaptureFixture[s
     admin.give("/decisions/r", EARLY)
     assert show_decision(admin.url, "r", as_json=False) == 0
     lines = lines_of(capsys)
-    assert lines[0].endswith("because the worker chosen first failed (10.0.0.2:8000).")
+    assert lines[0].endswith("went to 10.0.0.1:8000: the worker chosen first failed (10.0.0.2:8000).")
     assert "cached 4,800 tokens predicted, the engine has not told" in lines
     assert "prompt 5,120 tokens, keys from none (multimodal)" in lines
     assert "TTFT –" in lines and "session s-1" in lines and "tried 10.0.0.2:8000" in lines
@@ -173,7 +233,7 @@ def test_unknown_fields_are_dashes(admin: FakeAdmin, capsys: pytest.CaptureFixtu
     """A router of another version may send less or more: what is there is shown."""
     admin.give("/decisions/r", {"worker": "w", "reason": "new_rule", "candidates": [{"worker": "w"}], "extra": {}})
     assert show_decision(admin.url, "r", as_json=False) == 0
-    assert "went to w because of the rule new_rule" in capsys.readouterr().out
+    assert "went to w: the rule new_rule." in capsys.readouterr().out
     admin.give("/workers", {"workers": [{}]})
     assert show_workers(admin.url, as_json=False) == 0
     assert any(set(line.split()) == {"–"} for line in lines_of(capsys))

@@ -20,19 +20,20 @@ def resolved_from(*argv: str) -> str:
 
 def test_check_text_is_a_settings_file(tmp_path: Path) -> None:
     """What --check prints can be saved and given as --config: the same settings come out."""
-    argv = ["--engine=vllm=http://a,weight=2,model=m", '--tokenizer=m=/x y\\"z', "--max-body-bytes=5000", "--retry-budget=0.25"]
+    argv = ["--engine=vllm=http://a,weight=2,model=m", '--tokenizer=m=/x y\\"z', "--max-body-bytes=5000", "--memo-bytes=3m"]
     path = tmp_path / "printed.toml"
     path.write_text(resolved_from(*argv), "utf-8")
     settings = resolve(from_toml(path)).settings
     assert settings.engines == (parse_engine("vllm=http://a,weight=2,model=m"),)
     assert settings.tokens.tokenizer == ('m=/x y\\"z',)
-    assert (settings.limits.max_body_bytes, settings.upstream.retry_budget) == (5000, 0.25)
+    assert (settings.limits.max_body_bytes, settings.tokens.memo_bytes) == (5000, 3 * 1024**2)
 
 
 def test_check_text_of_nothing_is_the_defaults(tmp_path: Path) -> None:
-    """Every knob is printed, none with a source, and together they are the defaults."""
+    """Every knob is printed, each as a default, sizes with their unit, and together they are the defaults."""
     text = resolved_from()
-    assert "# from" not in text
+    assert "# from" not in text and all(line.endswith("  # default") for line in text.splitlines() if " = " in line)
+    assert '\nmax_body_bytes = "64m"  # default\n' in text and '\nindex_bytes = "1g"  # default\n' in text
     assert all(f"\n{name} = " in text for name in FIELDS)
     path = tmp_path / "printed.toml"
     path.write_text(text, "utf-8")
@@ -40,7 +41,7 @@ def test_check_text_of_nothing_is_the_defaults(tmp_path: Path) -> None:
 
 
 def test_check_text_tells_where_values_come_from() -> None:
-    """A value that was set carries its source, others none."""
+    """A value that was set carries its source."""
     lines = resolved_from("--port=9000", "--no-access-log").splitlines()
     assert "port = 9000  # from --port" in lines
     assert "access_log = false  # from --no-access-log" in lines
