@@ -21,13 +21,14 @@ from loadtest.demo.conversations import conversations, interleave
 from loadtest.demo.driver import DemoFailed, Driver
 from loadtest.demo.figures import Figures, add_up, as_json
 from loadtest.demo.router_process import RouterStartError
-from loadtest.demo.screen import LiveFigures, figures_table, next_steps, progress_bar, routes_table
+from loadtest.demo.screen import next_steps, print_results, progress_of, warmline_command
 from loadtest.demo.stage import ENGINE_LETTERS, MODEL, SLOT_CONTEXT_TOKENS, SLOTS, Stage, open_stage
 
 POLICIES = ("round-robin", "warm")
 SEED = 7  # round robin caches about as much here as on average over seeds
 CONCURRENCY = 2
 ALIVE_INTERVAL_S = 0.5
+MINUTES_PER_POLICY = 1
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -62,32 +63,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_demo(arguments: argparse.Namespace, console: Console, logs: Path) -> None:
     """Every policy on engines of its own, then the tables; the last policy's processes go on serving unless `--once`."""
-    introduce(console, arguments.seed)
+    policies = arguments.policy or POLICIES
+    introduce(console, arguments.seed, len(policies))
     runs: list[Figures] = []
     with contextlib.ExitStack() as processes:
-        for policy in arguments.policy or POLICIES:
+        for policy in policies:
             processes.close()
+            console.print(f"Starting engines and router for {policy} …", style="dim", markup=False, highlight=False)
             stage = processes.enter_context(open_stage(policy, logs, arguments.model))
             runs.append(play(policy, stage, arguments.seed, console))
         if arguments.once:
             processes.close()
-        console.print(figures_table(runs), routes_table(runs), sep="\n")
+        print_results(console, runs)
         if arguments.json:
             arguments.json.write_text(json.dumps({"seed": arguments.seed, "runs": [as_json(run) for run in runs]}, indent=2))
         if not arguments.once:
-            hint = next_steps(stage.router.url, stage.router.admin_url, MODEL, runs[-1].last_request_id)
+            command = warmline_command(sys.executable, Path.cwd())
+            hint = next_steps(stage.router.url, stage.router.admin_url, MODEL, runs[-1].last_request_id, command)
             console.print(hint, markup=False, highlight=False, soft_wrap=True)
             serve_on(stage)
 
 
-def introduce(console: Console, seed: int) -> None:
+def introduce(console: Console, seed: int, policies: int) -> None:
     talks = conversations()
     requests = sum(len(talk.questions) for talk in talks.values())
     assistants = len({talk.assistant.name for talk in talks.values()})
     console.print(
         f"{len(talks)} conversations with {assistants} assistants: {requests} requests, {CONCURRENCY} at a time,\n"
         f"in random order (seed {seed}). {len(ENGINE_LETTERS)} llama.cpp engines with SmolLM2-135M, one thread and\n"
-        f"{SLOTS} slots of {SLOT_CONTEXT_TOKENS} tokens each, started cold for every policy.",
+        f"{SLOTS} slots of {SLOT_CONTEXT_TOKENS} tokens each, started cold for every policy.\n"
+        f"Takes about {policies * MINUTES_PER_POLICY:g} minutes on two idle cores, longer on busy ones.",
         highlight=False,
     )
 
@@ -97,8 +102,7 @@ def play(policy: str, stage: Stage, seed: int, console: Console) -> Figures:
     talks = conversations()
     steps = interleave(talks, random.Random(seed))
     driver = Driver(stage.router.url + "/v1", MODEL, talks, steps)
-    with progress_bar(console) as progress:
-        live = LiveFigures(progress, progress.add_task(policy, total=len(steps), note=""))
+    with progress_of(console, policy, len(steps)) as live:
         started_at = time.perf_counter()
         exchanges = asyncio.run(driver.play(CONCURRENCY, live))
         wall_s = time.perf_counter() - started_at

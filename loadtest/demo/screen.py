@@ -1,39 +1,56 @@
-"""What the demo shows: a progress bar while it runs, tables at the end, and what to try next. Prints only."""
+"""What the demo shows: progress while it runs, tables at the end, what was gained, and what to try next. Prints only."""
 
 import json
-from collections.abc import Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from loadtest.demo.driver import Exchange
 from loadtest.demo.figures import Figures, percentile
+from loadtest.demo.verdict import verdict
+
+LINE_EACH = 5  # answers between two lines of progress where there is no terminal for a bar
+LEGEND = (
+    "cached: prompt tokens the engine did not have to compute; computed: the rest.\n"
+    "TTFT: seconds to the first token, p50 the median, p90 all but the slowest tenth."
+)
+NARROWEST = 80
 
 
-def progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
+@contextmanager
+def progress_of(console: Console, policy: str, requests: int) -> "Iterator[LiveFigures]":
+    """To be called with each answer; shows a bar on a terminal, a line every few answers elsewhere."""
+    if not console.is_terminal:
+        yield LiveFigures(lambda done, note: print_line(console, policy, done, requests, note))
+        return
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
+    with Progress(TextColumn("{task.description:<12}"), *columns, console=console) as progress:
+        bar = progress.add_task(policy, total=requests, note="")
+        yield LiveFigures(lambda done, note: progress.update(bar, completed=done, note=note))
+
+
+def print_line(console: Console, policy: str, done: int, requests: int, note: str) -> None:
+    if done % LINE_EACH == 0 or done == requests:
+        console.print(f"{policy:<12} {done:>3}/{requests}  {note}", markup=False, highlight=False)
 
 
 class LiveFigures:
-    """Keeps one bar of the progress display up to date with the answers so far."""
+    """Adds up the answers so far and shows them: how many there are, and a note."""
 
-    def __init__(self, progress: Progress, bar: TaskID) -> None:
-        self._progress = progress
-        self._bar = bar
+    def __init__(self, show: Callable[[int, str], None]) -> None:
+        self._show = show
         self._seen: list[Exchange] = []
 
     def __call__(self, exchange: Exchange) -> None:
         self._seen.append(exchange)
-        self._progress.update(self._bar, advance=1, note=self.note())
+        self._show(len(self._seen), self.note())
 
     def note(self) -> str:
         prompt_tokens = sum(exchange.prompt_tokens for exchange in self._seen)
@@ -42,21 +59,32 @@ class LiveFigures:
         return f"cached {cached_tokens / max(prompt_tokens, 1):4.0%}  TTFT p50 {ttft_s:5.2f} s"
 
 
+def print_results(console: Console, runs: Sequence[Figures]) -> None:
+    """The tables, what their columns mean, and the gain in a sentence. A figure is never cut, however narrow the terminal."""
+    console.width = max(console.width, NARROWEST)  # rich would cut; a narrower terminal folds
+    console.print(figures_table(runs))
+    console.print(LEGEND, style="dim", highlight=False)
+    console.print()
+    console.print(routes_table(runs))
+    if len(runs) > 1:
+        console.print(verdict(runs[0], runs[-1]), style="bold", markup=False, highlight=False)
+
+
 def figures_table(runs: Sequence[Figures]) -> Table:
-    """One row per policy and, below, what the last gained over the first."""
+    """One row per policy and, below, the last divided by the first."""
     table = Table(title="What each policy cost", title_justify="left", title_style="bold", box=box.SIMPLE_HEAVY)
-    table.add_column("policy", no_wrap=True)
-    for heading in ("cached\ntokens", "computed\ntokens", "TTFT\np50", "TTFT\np90", "tokens/s", "time"):
+    table.add_column("policy")
+    for heading in ("cached\ntokens", "computed\ntokens", "TTFT\np50, s", "TTFT\np90, s", "tokens\nper s", "time\ns"):
         table.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         table.add_row(
             run.policy,
             f"{run.cached_share:.1%}",
             f"{run.computed_tokens:,}",
-            f"{run.ttft_p50_s:.2f} s",
-            f"{run.ttft_p90_s:.2f} s",
+            f"{run.ttft_p50_s:.2f}",
+            f"{run.ttft_p90_s:.2f}",
             f"{run.tokens_per_s:.1f}",
-            f"{run.wall_s:.1f} s",
+            f"{run.wall_s:.1f}",
         )
     if len(runs) > 1:
         first, last = runs[0], runs[-1]
@@ -89,17 +117,29 @@ def routes_table(runs: Sequence[Figures]) -> Table:
     return table
 
 
-def next_steps(url: str, admin_url: str, model: str, request_id: str) -> str:
-    """Commands to paste; each is one line."""
+def warmline_command(python: str, folder: Path) -> str:
+    """How a shell in `folder` runs the `warmline` that belongs to this Python; as a module where there is no such script."""
+    script = Path(python).parent / "warmline"
+    if not script.is_file():
+        return f"{shlex.quote(python)} -m router.cli"
+    found = shutil.which("warmline")
+    if found is not None and Path(found) == script:
+        return "warmline"
+    return shlex.quote(str(script.relative_to(folder) if script.is_relative_to(folder) else script))
+
+
+def next_steps(url: str, admin_url: str, model: str, request_id: str, warmline: str) -> str:
+    """Commands to paste; each is one line. `warmline`: how that program is run here."""
     question = {"model": model, "messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 60}
     body = json.dumps({**question, "stream": True})
     return "\n".join(
         [
-            f"Serving at {url} (admin {admin_url}); Ctrl-C stops everything. Try:",
+            f"Serving at {url} (admin {admin_url}); Ctrl-C stops everything.",
+            "Try, in another terminal in this folder:",
             "",
             f"curl -N {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-            f"warmline workers --admin {admin_url}",
-            f"warmline explain {request_id} --admin {admin_url}",
+            f"{warmline} workers --admin {admin_url}",
+            f"{warmline} explain {request_id} --admin {admin_url}",
             f"curl {admin_url}/metrics",
         ]
     )

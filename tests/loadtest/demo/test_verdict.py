@@ -1,0 +1,35 @@
+"""loadtest.demo.verdict: the demo's last sentence."""
+
+import dataclasses
+
+from loadtest.demo.figures import Figures
+from loadtest.demo.verdict import verdict
+
+OLD = Figures("round-robin", 40, 1000, 200, 400, ttft_p50_s=2.0, ttft_p90_s=4.0, wall_s=60.0, routes={}, last_request_id="r")
+BETTER = dataclasses.replace(OLD, policy="warm", cached_tokens=600, ttft_p50_s=0.95, ttft_p90_s=3.0, wall_s=45.0)
+WORSE = dataclasses.replace(OLD, policy="warm", cached_tokens=0, ttft_p50_s=3.0, ttft_p90_s=6.0, wall_s=90.0)
+
+
+def test_gain() -> None:
+    """Every figure is told in words with its direction."""
+    assert verdict(OLD, BETTER) == (
+        "With warm the first token came 2.1 times sooner (median; the slowest tenth 1.3 times sooner) than with round-robin, "
+        "the engines computed 50% fewer prompt tokens, and all of it took 25% less time."
+    )
+
+
+def test_loss() -> None:
+    """What got worse is said to be worse."""
+    assert verdict(OLD, WORSE) == (
+        "With warm the first token came 1.5 times LATER (median; the slowest tenth 1.5 times LATER) than with round-robin, "
+        "the engines computed 25% MORE prompt tokens, and all of it took 50% MORE time."
+    )
+
+
+def test_no_difference() -> None:
+    """Differences within noise are none, and a run without figures divides by nothing."""
+    same = "no sooner (median; the slowest tenth no sooner) than with round-robin, the engines computed as many prompt tokens, "
+    assert verdict(OLD, dataclasses.replace(OLD, policy="warm", ttft_p50_s=2.01)) == (
+        f"With warm the first token came {same}and all of it took as long."
+    )
+    assert "no sooner" in verdict(dataclasses.replace(OLD, ttft_p50_s=0.0), BETTER)
