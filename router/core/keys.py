@@ -2,9 +2,10 @@
 
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from struct import Struct
 
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64_intdigest
 
 from router.core.types import BLOCK_TOKENS, TEXT_BLOCK_BYTES, KeyForm
 
@@ -15,6 +16,7 @@ assert BLOCK_BYTES == BLOCK_TOKENS * TOKEN_BYTES == TEXT_BLOCK_BYTES
 
 _blocks = Struct(f"{BLOCK_BYTES}s").iter_unpack
 _steps = Struct(f"{TEXT_STEP_BYTES}s").iter_unpack
+_four_keys = Struct("=4Q").pack  # as array("Q") holds them
 
 
 def chain(data: bytes | memoryview, parent: int) -> "array[int]":
@@ -34,24 +36,19 @@ def chain(data: bytes | memoryview, parent: int) -> "array[int]":
 def text_chain(data: bytes | memoryview, parent: int) -> "array[int]":
     """The keys of the whole 256-byte steps of `data`, four blocks each; `parent` is the root or the last key before.
 
-    How much of a text an engine holds is an estimate anyway, so one 128-bit digest makes the keys of four blocks: its
-    halves, and its halves read backwards. A 2 KB chat takes 1.7 us instead of 4.4.
+    `h[i] = xxh3_64(step i, seed=h[i-1])`, and the keys of step i are `h[i] ^ 3, h[i] ^ 2, h[i] ^ 1, h[i]`: how much of a
+    text an engine holds is an estimate anyway, and a 2 KB chat takes 1 us instead of the 4.4 of one digest per block.
     """
     rest = len(data) % TEXT_STEP_BYTES
     if rest:
         data = memoryview(data)[:-rest]
+    digest, four = xxh3_64_intdigest, _four_keys
     key = parent
-    digests: list[bytes] = []
+    packed: list[bytes] = []
     for (step,) in _steps(data):
-        digest = xxh3_128_digest(step, key)
-        backwards = digest[::-1]
-        digests.append(digest)
-        digests.append(backwards)
-        key = int.from_bytes(backwards[8:], "little")
-    keys = array("Q", b"".join(digests))
-    if _BIG_ENDIAN:  # pragma: no cover
-        keys.byteswap()
-    return keys
+        key = digest(step, key)
+        packed.append(four(key ^ 3, key ^ 2, key ^ 1, key))
+    return array("Q", b"".join(packed))
 
 
 def tokens_le(ids: Sequence[int]) -> bytes:
@@ -62,6 +59,7 @@ def tokens_le(ids: Sequence[int]) -> bytes:
     return packed.tobytes()
 
 
+@lru_cache(maxsize=1024)
 def root(model: str, adapter: str | None, salt: str | None, form: KeyForm) -> int:
     """The parent of a chain's first key: chains of two models, adapters, salts or forms never meet.
 

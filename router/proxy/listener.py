@@ -19,7 +19,7 @@ log = logging.getLogger("warmline.proxy")
 MAX_PIPELINED = 16  # whole requests waiting behind the one being answered; then reading stops
 LINGER_S = 2.0  # time an erring client gets to read its answer before the connection is cut
 EOF_PROBES_S = (0.05, 0.5)
-SWEEP_S = 0.1
+SWEEP_S = 0.25  # how late a time limit may be noticed
 
 # What a connection waits for; decides what its deadline means.
 IDLE: Final = 0  # nothing of a request yet

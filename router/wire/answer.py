@@ -1,6 +1,7 @@
 """What the router reads in an engine's answer as it passes: event boundaries, the first token, usage."""
 
 import re
+from typing import Final
 
 from router.core.types import Usage
 
@@ -12,8 +13,9 @@ FIRST_TOKEN = re.compile(
     rb'|"type":\s*"(?:content_block_delta|response\.output_text\.delta)"'
 )
 TAIL_BYTES = 4 * 1024  # usage and timings stand at the end of an answer
-BACKSLASH = ord("\\")
-SEPARATORS = b": "
+SPACE: Final = 32
+COLON: Final = 58
+BACKSLASH: Final = 92
 MAX_DIGITS = 12
 
 
@@ -70,7 +72,7 @@ def count(data: bytes, name: bytes, start: int) -> int | None:
     if at < 0:
         return None
     at += len(name)
-    while at < len(data) and data[at] in SEPARATORS:
+    while at < len(data) and (data[at] == COLON or data[at] == SPACE):
         at += 1
     value, first = 0, at
     while at < len(data) and at - first < MAX_DIGITS and 48 <= data[at] <= 57:
