@@ -2,7 +2,7 @@
 
 from loadtest.demo.figures import Figures
 
-ABOUT = 0.02  # ratios nearer to 1 than this are called the same
+ABOUT = 0.05  # ratios nearer to 1 than this are called the same
 
 
 def verdict(first: Figures, last: Figures) -> str:
@@ -12,8 +12,8 @@ def verdict(first: Figures, last: Figures) -> str:
     computed = more_or_fewer(first.computed_tokens, last.computed_tokens)
     took = more_or_less_time(first.wall_s, last.wall_s)
     return (
-        f"With {last.policy} the first token came {p50} (median; the slowest tenth {p90}) than with {first.policy}, "
-        f"the engines computed {computed} prompt tokens, and all of it took {took}."
+        f"Compared with {first.policy}, {last.policy} gave the first token {p50} (median; p90 {p90}), "
+        f"computed {computed} prompt tokens, and took {took} in all."
     )
 
 
@@ -23,17 +23,17 @@ def is_same(old: float, new: float) -> bool:
 
 def sooner_or_later(old: float, new: float) -> str:
     if is_same(old, new):
-        return "no sooner"
+        return "about as soon"
     return f"{old / new:.1f} times sooner" if new < old else f"{new / old:.1f} times LATER"
 
 
 def more_or_fewer(old: float, new: float) -> str:
     if is_same(old, new):
-        return "as many"
+        return "about as many"
     return f"{1 - new / old:.0%} fewer" if new < old else f"{new / old - 1:.0%} MORE"
 
 
 def more_or_less_time(old: float, new: float) -> str:
     if is_same(old, new):
-        return "as long"
+        return "about as long"
     return f"{1 - new / old:.0%} less time" if new < old else f"{new / old - 1:.0%} MORE time"

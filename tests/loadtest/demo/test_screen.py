@@ -97,9 +97,9 @@ def test_results_end_with_what_was_gained() -> None:
     assert isinstance(console.file, io.StringIO)
     text = console.file.getvalue()
     assert "cached: prompt tokens the engine did not have to compute" in text
-    assert text.splitlines()[-1].startswith("With warm the first token came 4.0 times sooner")
+    assert text.splitlines()[-1].startswith("Compared with round-robin, warm gave the first token 4.0 times sooner")
     print_results(console, RUNS[:1])
-    assert console.file.getvalue().count("With warm") == 1
+    assert console.file.getvalue().count("Compared with") == 1
 
 
 def answer(number: int) -> Exchange:
