@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -183,6 +184,7 @@ class Watcher:
             self._portrait.forget_load()
             return False
         if look is None:
+            self._scrape_at_s = math.inf  # not before the next probe asks again
             return None
         if self._portrait.measure(look):
             self._restarted()

@@ -244,16 +244,16 @@ async def test_engine_without_its_model_list(kind: str, caplog: pytest.LogCaptur
     """Health without the model list that its kind always has is a wrong URL: down, and it says what to do about it."""
     async with scene(UNLISTED, kind) as s:
         await s.rounds(4)
-        assert (s.last.lifecycle, s.last.detail) == (
-            Lifecycle.DOWN,
-            "models unknown: /v1/models answered 404; is its URL right? If it is, name the model with model=",
-        )
+        seen = [s.last.lifecycle]
+        why = "models unknown: /v1/models answered 404; is its URL right? If it is, name the model with model="
+        assert s.last.detail == why
         s.engine.routes["/v1/models"] = MODELS
         await s.rounds()
-        assert s.last.lifecycle is Lifecycle.READY
+        seen.append(s.last.lifecycle)
         s.engine.routes["/v1/models"] = Reply(status=404)
         await s.rounds(2, step_s=1.0)
-        assert s.last.lifecycle is Lifecycle.DOWN
+        seen.append(s.last.lifecycle)
+        assert seen == [Lifecycle.DOWN, Lifecycle.READY, Lifecycle.DOWN]
 
 
 @pytest.mark.parametrize(
