@@ -15,7 +15,6 @@ FIRST_TOKEN = re.compile(
 TAIL_BYTES = 4 * 1024  # usage and timings stand at the end of an answer
 SPACE: Final = 32
 COLON: Final = 58
-BACKSLASH: Final = 92
 MAX_DIGITS = 12
 
 
@@ -63,12 +62,10 @@ def read_usage(tail: bytes) -> Usage | None:
 def count(data: bytes, name: bytes, start: int) -> int | None:
     """The last value of a JSON member that is a plain count, from `start` on; None without one.
 
-    A quote escaped by a backslash is text of the answer, not a member. Searching by hand costs 1 us for all counts of an
-    answer; one regular expression for them cost 4.
+    Text of the answer that looks like one does not count: its quotes are escaped, so the name's closing quote has a
+    backslash before it. Searching by hand costs 1 us for all counts of an answer; one regular expression cost 4.
     """
     at = data.rfind(name, start)
-    while at > 0 and data[at - 1] == BACKSLASH:
-        at = data.rfind(name, start, at)
     if at < 0:
         return None
     at += len(name)
