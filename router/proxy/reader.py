@@ -19,6 +19,8 @@ HEAD_SLACK_BYTES = 16  # method, version and line ends, which `header_bytes` lea
 class InputEnded(RouterError):
     """Ends a connection after the answers that are due, with no answer of its own."""
 
+    status, reason = 400, "input_ended"
+
 
 class RequestReader:
     """Feeds a strict parser (llhttp). `waiting` holds whole requests in order; `fatal` what is wrong behind them.
