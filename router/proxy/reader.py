@@ -7,7 +7,7 @@ from typing import Any
 import httptools
 
 from router.core.stats import Stats
-from router.errors import BadFraming, BodyTooLarge, HeadTooLarge, RouterError, RouterFull
+from router.errors import BadFraming, BadRequest, BodyTooLarge, HeadTooLarge, RouterError, RouterFull
 from router.proxy.request import IncomingRequest, check_head
 from router.settings import LimitSettings
 
@@ -16,10 +16,10 @@ OVERHEAD_PER_BODY_BYTE = 16  # chunk sizes and line ends of a body sent byte by 
 HEAD_SLACK_BYTES = 16  # method, version and line ends, which `header_bytes` leaves out
 
 
-class InputEnded(RouterError):
+class InputEnded(BadRequest):
     """Ends a connection after the answers that are due, with no answer of its own."""
 
-    status, reason = 400, "input_ended"
+    reason = "input_ended"
 
 
 class RequestReader:
