@@ -2,7 +2,7 @@
 
 from router.core.types import Usage
 from router.wire.answer import TAIL_BYTES, has_first_token, read_usage, whole_events
-from router.wire.http_head import LAST_CHUNK, AnswerFacts, chunk
+from router.wire.http_head import LAST_CHUNK, AnswerFacts, add_line, chunk
 
 COMMENT = b":\n\n"
 KEPT_BYTES = 8 * TAIL_BYTES  # before the front of the tail is dropped
@@ -57,19 +57,19 @@ class Relay:
         self._tail_bytes = 0
         self.bytes_out = 0
         self.found_first_token = False
-        lines = [b"HTTP/1.1 %d %s" % (status, reason), *facts.lines]
+        parts = [b"HTTP/1.1 %d %s\r\n" % (status, reason), *facts.lines]
         if not facts.request_id:
-            lines.append(b"X-Request-Id: " + request_id)
+            add_line(parts, b"X-Request-Id", request_id)
         if sized:
-            lines.append(b"Content-Length: %d" % (facts.content_length or 0))
+            parts.append(b"Content-Length: %d\r\n" % (facts.content_length or 0))
         elif self._chunked:
-            lines.append(b"Transfer-Encoding: chunked")
+            parts.append(b"Transfer-Encoding: chunked\r\n")
         if not self.keep_alive:
-            lines.append(b"Connection: close")
+            parts.append(b"Connection: close\r\n")
         elif not accepts_chunks:
-            lines.append(b"Connection: keep-alive")
-        lines.append(b"\r\n")
-        self._head = b"\r\n".join(lines)
+            parts.append(b"Connection: keep-alive\r\n")
+        parts.append(b"\r\n")
+        self._head = b"".join(parts)
 
     def pass_on(self, pieces: list[bytes], ended: bool) -> bytes:
         """Bytes to write now; b"" while an event is incomplete.

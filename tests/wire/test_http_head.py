@@ -85,13 +85,20 @@ def test_answer_facts(
 ) -> None:
     """Framing and content facts come from the worker's head; the other lines pass as they are."""
     facts = AnswerFacts(headers)
-    assert (facts.content_length, facts.chunked, facts.event_stream, facts.encoded, facts.request_id, facts.lines) == (
+    assert (
+        facts.content_length,
+        facts.chunked,
+        facts.event_stream,
+        facts.encoded,
+        facts.request_id,
+        b"".join(facts.lines),
+    ) == (
         length,
         chunked,
         events,
         encoded,
         request_id,
-        lines,
+        b"".join(line + b"\r\n" for line in lines),
     )
 
 
