@@ -16,7 +16,6 @@ from router.settings import CacheSettings, EngineSpec, FleetSettings, RoutingSet
 from router.tokens.book import TokenizerBook
 from router.tokens.keyer import Keyer
 from router.tokens.keying import Keying
-from router.wire.openai_request import read_call
 
 PATH = "/v1/chat/completions"
 MODEL = "bench"
@@ -68,7 +67,7 @@ class DecidingRouter:
 
     async def decide(self, path: str, body: bytes) -> Dispatched:
         """What happens between a request's last byte and its dispatch."""
-        call = read_call(path, body, None, self.settings)
+        call = self.keyer.read(path, body, None)
         keying = self.keyer.start(call, self.placement.is_held)
         if keying.waiting is not None:
             await asyncio.wait((keying.waiting,), timeout=self.settings.key_deadline_s)
