@@ -51,7 +51,7 @@ class RequestReader:
         except httptools.HttpParserUpgrade as upgrade:
             self._after_upgrade(data, upgrade.args[0])
         except httptools.HttpParserError as error:
-            self.fatal = self.fatal or BadFraming(f"the request is not valid HTTP: {error}")
+            self._fail(BadFraming(f"the request is not valid HTTP: {error}"))
         incoming = self.incoming
         if incoming is None:
             return
@@ -75,14 +75,19 @@ class RequestReader:
                 self._stats.buffered_bytes -= request.body_bytes
         self.incoming = self._resumed = None
 
+    def _fail(self, error: RouterError) -> None:
+        """The first thing that is wrong counts; a callback may have found it in the midst of a read."""
+        if self.fatal is None:
+            self.fatal = error
+
     def _check_overhead(self, incoming: IncomingRequest) -> None:
         """Bound what a request costs besides its body: a head that does not end, trailers, chunk extensions."""
         limit = self._limits.max_header_bytes
         if not incoming.in_body:
             if max(incoming.header_bytes, incoming.raw_bytes) > limit + HEAD_SLACK_BYTES:
-                self.fatal = self.fatal or HeadTooLarge(f"the request's head is larger than max_header_bytes ({limit})")
+                self._fail(HeadTooLarge(f"the request's head is larger than max_header_bytes ({limit})"))
         elif incoming.raw_bytes - incoming.body_bytes > limit + OVERHEAD_PER_BODY_BYTE * incoming.body_bytes:
-            self.fatal = self.fatal or BadFraming("the request's body has far more framing than content")
+            self._fail(BadFraming("the request's body has far more framing than content"))
 
     def _after_upgrade(self, data: bytes, offset: int) -> None:
         """The parser stops at an offer to upgrade, which is ignored here (RFC 9110 §7.8), but the body that follows is not.
@@ -92,7 +97,7 @@ class RequestReader:
         """
         request = self._resumed
         if request is None:
-            self.fatal = self.fatal or InputEnded("what follows an offer to upgrade is not read")
+            self._fail(InputEnded("what follows an offer to upgrade is not read"))
             return
         length = request.header(b"content-length")
         framing = b"Transfer-Encoding: chunked" if length is None else b"Content-Length: " + length
