@@ -66,10 +66,10 @@ class Exchange:
         "_sent",
         "_sent_s",
         "_stale_retry",
-        "_started",
         "_target",
         "_total_deadline_s",
         "_tried",
+        "answer_started",
         "request",
         "request_id",
     )
@@ -96,14 +96,9 @@ class Exchange:
         self._stale_retry = False
         self._sent = False
         self._sent_s = 0.0
-        self._started = False
+        self.answer_started = False  # bytes of the final answer went to the client: no retry and no other status any more
         self._done = False
         self._total_deadline_s = 0.0
-
-    @property
-    def answer_started(self) -> bool:
-        """True once bytes of the final answer went to the client: from then on no retry and no other status."""
-        return self._started
 
     # Reading and keying
 
@@ -209,7 +204,7 @@ class Exchange:
             return
         plane.stats.decision_s.observe(plane.clock() - now_s)
         self._endpoint = endpoint = plane.endpoint(lease.worker)
-        self._await_answer(now_s)
+        self._client.deadline_s = min(self._total_deadline_s, now_s + plane.timeouts.first_byte_timeout_s)
         try:
             connection = plane.pool.acquire(endpoint, self)
         except Overloaded as error:
@@ -217,9 +212,6 @@ class Exchange:
             return
         if connection is not None:
             self._send(connection)
-
-    def _await_answer(self, now_s: float) -> None:
-        self._client.deadline_s = min(self._total_deadline_s, now_s + self._plane.timeouts.first_byte_timeout_s)
 
     def _send(self, connection: UpstreamConnection) -> None:
         request, endpoint = self.request, self._endpoint
@@ -304,23 +296,31 @@ class Exchange:
                 keep_alive=self.request.keep_alive and not plane.draining,
             )
             if relay.has_no_body and not ended:
-                connection.end_early()
+                connection.abort()  # a head that announces a body which will not come: not reusable
                 ended = True
         assert relay is not None
         output = relay.pass_on(pieces, ended)
-        if relay.found_first_token and self._lease is not None:
-            relay.found_first_token = False
-            plane.placement.first_token(self._lease, now_s)
+        if relay.found_first_token:
+            self._first_token(relay, now_s)
         if output:
-            self._started = True
+            self.answer_started = True
             self._client.write(output)
         if ended:
             self._connection = None
             self._end(relay.status, OK, relay.keep_alive, now_s)
-        elif self._started:
+        elif self.answer_started:
             self._client.deadline_s = min(self._total_deadline_s, now_s + plane.idle_timeout_s)
             if not self._client.writable:
                 self.pause()
+
+    def _first_token(self, relay: Relay, now_s: float) -> None:
+        """The prefill is done: what it took is learned from and counted."""
+        relay.found_first_token = False
+        lease = self._lease
+        if lease is not None:
+            self._plane.placement.first_token(lease, now_s)
+            if lease.decision.ttft_s is not None:
+                self._plane.stats.ttft_of(lease.worker.id).observe(lease.decision.ttft_s)
 
     def relay_event(self, chunk: bytes) -> bool:
         """The shortest way for the bulk of a stream: whole events go out as they came, framing and all."""
@@ -328,9 +328,8 @@ class Exchange:
         if relay is None or not relay.takes_chunk(chunk):
             return False
         now_s = self._plane.clock()
-        if relay.found_first_token and self._lease is not None:
-            relay.found_first_token = False
-            self._plane.placement.first_token(self._lease, now_s)
+        if relay.found_first_token:
+            self._first_token(relay, now_s)
         client.write(chunk)
         if client.writable:
             deadline_s = now_s + self._plane.idle_timeout_s
@@ -357,7 +356,7 @@ class Exchange:
             return
         failure = error or UpstreamClosed(f"worker {lease.worker.id} closed the connection before it answered")
         plane.stats.upstream_failures[(lease.worker.id, failure.reason)] += 1
-        if self._started:
+        if self.answer_started:
             self._break(UpstreamBroken(f"worker {lease.worker.id} failed in mid-answer"))
             return
         self._relay = None
@@ -381,13 +380,13 @@ class Exchange:
 
     def pause(self) -> None:
         """The client reads slowly: stop reading from the worker."""
-        if self._connection is not None and self._started:
+        if self._connection is not None and self.answer_started:
             self._connection.pause()
             limit_s = self._plane.limits.client_write_timeout_s
             self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
 
     def resume(self) -> None:
-        if self._connection is not None and self._started:
+        if self._connection is not None and self.answer_started:
             self._connection.resume()
             limit_s = self._plane.timeouts.idle_timeout_s
             self._client.deadline_s = min(self._total_deadline_s, self._plane.clock() + limit_s)
@@ -408,7 +407,7 @@ class Exchange:
 
     def _give_up(self, error: RouterError) -> None:
         """End the request with an error in the form that is still possible."""
-        if self._started:
+        if self.answer_started:
             self._break(error)
         else:
             self._relay = None
@@ -419,7 +418,7 @@ class Exchange:
         self._abort_upstream()
         if not self._done:
             self._plane.stats.client_gone += 1
-            status = self._relay.status if self._relay is not None and self._started else None
+            status = self._relay.status if self._relay is not None and self.answer_started else None
             self._end(status, CLIENT_GONE, False, self._plane.clock())
 
     def _abort_upstream(self) -> None:
@@ -432,7 +431,7 @@ class Exchange:
 
         b"" where there are none. RFC 9110 §15.2 allows interim answers at any time before the final one.
         """
-        if self._relay is not None and self._started:
+        if self._relay is not None and self.answer_started:
             return self._relay.comment()
         return CONTINUE if self.request.accepts_chunks else b""
 
@@ -474,7 +473,7 @@ class Exchange:
         if self._keying is not None and not self._sent:
             self._keying.cancel()
         if lease is not None:
-            if relay is not None and self._started:
+            if relay is not None and self.answer_started:
                 plane.placement.finish(lease, now_s, relay.usage(), outcome, status)
             else:
                 plane.placement.fail(lease, now_s, outcome, status)

@@ -158,6 +158,5 @@ class RequestReader:
             incoming.body_follows = True
             self._resumed = incoming
             return
-        incoming.complete = True
         incoming.keep_alive = parser.should_keep_alive() and not parser.should_upgrade()
         self.waiting.append(incoming)

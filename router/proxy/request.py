@@ -1,23 +1,19 @@
 """One request as it was read from a client."""
 
-from collections.abc import Sequence
-
 from router.errors import BadFraming, BodyTooLarge, HeadTooLarge, RouterError, VersionNotSupported
-from router.wire.http_head import Header
 
 KEYED_TAIL_BYTES = 64 * 1024
 LowerHeader = tuple[bytes, bytes, bytes]  # lower-case name, name, value
 
 
 class IncomingRequest:
-    """Filled while the parser runs; complete when `complete` is True. The body is kept as it came, in pieces."""
+    """Filled while the parser runs. The body is kept as it came, in pieces."""
 
     __slots__ = (
         "accepts_chunks",
         "body",
         "body_bytes",
         "body_follows",
-        "complete",
         "expects_continue",
         "framed",
         "header_bytes",
@@ -42,7 +38,6 @@ class IncomingRequest:
         self.in_body = False
         self.raw_bytes = 0  # of reads that hold nothing but its head, and after that nothing but its body
         self.body_follows = False  # behind an offer to upgrade: see RequestReader
-        self.complete = False
         self.keep_alive = True
         self.expects_continue = False
         self.accepts_chunks = True  # False for HTTP/1.0 clients
@@ -104,8 +99,3 @@ def check_head(request: IncomingRequest, version: str, max_header_bytes: int, ma
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return BadFraming(f"a request has one Host header; this one has {hosts}")
     return None
-
-
-def lowered(headers: Sequence[Header]) -> list[LowerHeader]:
-    """Headers with their lower-case names in front."""
-    return [(name.lower(), name, value) for name, value in headers]

@@ -150,7 +150,7 @@ class UpstreamConnection:
             self._transport.abort()
 
     def is_usable(self, now_s: float, keepalive_s: float) -> bool:
-        return self._transport is not None and not self._transport.is_closing() and now_s - self.idle_since_s < keepalive_s
+        return self.is_open and now_s - self.idle_since_s < keepalive_s
 
     # asyncio.Protocol
 
@@ -266,10 +266,6 @@ class UpstreamConnection:
             self._pool.release(self)
         else:
             self.abort()
-
-    def end_early(self) -> None:
-        """The answer has no body though its head announces one (HEAD): done, and not reusable."""
-        self.abort()
 
     def _fail(self, error: RouterError) -> None:
         receiver, got_bytes = self.receiver, self.got_bytes

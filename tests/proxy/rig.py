@@ -274,3 +274,8 @@ def error_of(answer: bytes) -> tuple[int, str]:
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert headers["x-request-id"] and headers["content-type"] == "application/json"
     return int(status.split()[1]), error["code"]
+
+
+def lowered(*headers: tuple[bytes, bytes]) -> list[tuple[bytes, bytes, bytes]]:
+    """Headers as an IncomingRequest holds them: the lower-case name in front."""
+    return [(name.lower(), name, value) for name, value in headers]

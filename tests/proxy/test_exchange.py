@@ -181,6 +181,8 @@ async def test_streams_pass_event_by_event() -> None:
         entry = made.log.entries[-1]
         assert (entry.actual_cached_tokens, entry.outcome, entry.worker) == (3, "ok", made.engines[0].worker_id)
         assert entry.ttft_s is not None and entry.ttft_s <= entry.duration_s
+        measured = made.plane.stats.ttft_s[made.engines[0].worker_id]
+        assert sum(measured.counts) == 1 and measured.sum == entry.ttft_s
         assert made.nothing_left()
 
 

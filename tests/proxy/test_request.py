@@ -3,7 +3,8 @@
 import pytest
 
 from router.errors import RouterError
-from router.proxy.request import IncomingRequest, check_head, lowered
+from router.proxy.request import IncomingRequest, check_head
+from tests.proxy.rig import lowered
 
 HOST = (b"Host", b"a")
 
@@ -28,7 +29,7 @@ HOST = (b"Host", b"a")
 def test_check_head(headers: list[tuple[bytes, bytes]], version: str, reason: str | None) -> None:
     """One Host, a spoken version, no coding but chunked, no body above the bound."""
     request = IncomingRequest(0.0)
-    request.headers = lowered(headers)
+    request.headers = lowered(*headers)
     error: RouterError | None = check_head(request, version, 1000, 10)
     assert (error.reason if error else None) == reason
 
@@ -36,7 +37,7 @@ def test_check_head(headers: list[tuple[bytes, bytes]], version: str, reason: st
 def test_head_size_counts_all_headers() -> None:
     """The sum of the headers is bounded, however many there are."""
     request = IncomingRequest(0.0)
-    request.headers = lowered([HOST])
+    request.headers = lowered(HOST)
     request.header_bytes = 1001
     error = check_head(request, "1.1", 1000, 10)
     assert error is not None and error.status == 431
@@ -49,7 +50,7 @@ def test_head_size_counts_all_headers() -> None:
 def test_expect_continue(value: bytes, version: str, expected: bool) -> None:
     """Only HTTP/1.1 clients may be told to continue (RFC 9110 §10.1.1)."""
     request = IncomingRequest(0.0)
-    request.headers = lowered([HOST, (b"Expect", value)])
+    request.headers = lowered(HOST, (b"Expect", value))
     assert check_head(request, version, 1000, 10) is None
     assert request.expects_continue is expected
     assert request.header(b"expect") == value and request.header(b"none") is None

@@ -1,15 +1,16 @@
 """The head that reaches a worker."""
 
-from router.proxy.request import IncomingRequest, lowered
+from router.proxy.request import IncomingRequest
 from router.proxy.upstream import Endpoint
 from router.proxy.worker_head import worker_head
 from router.settings import EngineSpec
+from tests.proxy.rig import lowered
 
 
 def made(*headers: tuple[bytes, bytes], api_key: str | None = None) -> bytes:
     request = IncomingRequest(0.0)
     request.method = b"POST"
-    request.headers = lowered([(b"Host", b"r"), *headers])
+    request.headers = lowered((b"Host", b"r"), *headers)
     request.framed = True
     return worker_head(request, b"/v1/x?y", "rid", Endpoint(EngineSpec("openai", "http://w:1/base", api_key=api_key)))
 
