@@ -1,22 +1,21 @@
 """One bounded GET from an engine: a deadline, the engine's own key, and a limit on what is read."""
 
+import asyncio
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
 import orjson
-from yarl import URL
 
+from engines.http_connection import ConnectionGone, HttpConnection, NotHttp, TooLarge
 from router.settings import EngineSpec
 
 JSON_LIMIT_BYTES = 1024 * 1024
 METRICS_LIMIT_BYTES = 8 * 1024 * 1024
-CONNECTIONS_PER_ENGINE = 4
 KEEPALIVE_S = 4.0  # engines close idle connections after 5 s (user-pain P26)
-CHUNK_BYTES = 64 * 1024
 
 
 class EngineError(Exception):
@@ -37,7 +36,7 @@ class BadAnswer(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer of any status."""
+    """A whole answer of any status; names of headers in lower case."""
 
     path: str
     status: int
@@ -66,54 +65,74 @@ class Answer:
 
 
 class EngineHttp:
-    """GETs to one engine. Every failure is an EngineError; any status is an answer."""
+    """Questions to one engine over kept connections. Every failure is an EngineError; any status is an answer."""
 
-    def __init__(self, session: aiohttp.ClientSession, spec: EngineSpec, timeout_s: float) -> None:
-        self._session = session
-        self._root = spec.url.rstrip("/")
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._headers = {"Accept-Encoding": "identity", "User-Agent": "warmline"}
-        if spec.api_key is not None:
-            self._headers["Authorization"] = f"Bearer {spec.api_key}"
+    def __init__(self, spec: EngineSpec, timeout_s: float) -> None:
+        parts = urlsplit(spec.url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._prefix = parts.path.rstrip("/")
+        self._timeout_s = timeout_s
+        self._idle: list[HttpConnection] = []
+        key = f"Authorization: Bearer {spec.api_key}\r\n" if spec.api_key is not None else ""
+        self._headers = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\nUser-Agent: warmline\r\n{key}"
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
         """Raises Refused, NoAnswer or BadAnswer; redirects are answers, not followed."""
-        url = URL(self._root + path, encoded=True)
+        return await self._ask(path, f"GET {self._prefix}{path} HTTP/1.1\r\n{self._headers}\r\n".encode(), limit_bytes)
+
+    def close(self) -> None:
+        """Closes the connections that wait for the next question."""
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _ask(self, path: str, request: bytes, limit_bytes: int) -> Answer:
         try:
-            async with self._session.get(url, headers=self._headers, timeout=self._timeout, allow_redirects=False) as response:
-                body = await read_bounded(response, path, limit_bytes)
-                return Answer(path, response.status, response.headers, body)
+            async with asyncio.timeout(self._timeout_s):
+                return await self._ask_somehow(path, request, limit_bytes)
         except TimeoutError:
-            raise NoAnswer(f"{path}: no answer within {self._timeout.total:g} s") from None
-        except aiohttp.ClientConnectorError as error:
-            raise Refused(f"no connection: {reason_of(error.os_error)}") from None
-        except (aiohttp.ServerDisconnectedError, aiohttp.ClientPayloadError, aiohttp.ClientOSError):
+            raise NoAnswer(f"{path}: no answer within {self._timeout_s:g} s") from None
+        except ConnectionGone:
             raise NoAnswer(f"{path}: closed before the answer was whole") from None
-        except (aiohttp.ClientError, ValueError) as error:
-            raise BadAnswer(f"{path}: not an HTTP answer ({type(error).__name__})") from None
+        except NotHttp:
+            raise BadAnswer(f"{path}: not an HTTP answer") from None
+        except TooLarge:
+            raise BadAnswer(f"{path} answered more than {limit_bytes} bytes") from None
+        except (OSError, UnicodeError) as error:
+            raise Refused(f"no connection: {reason_of(error)}") from None
+
+    async def _ask_somehow(self, path: str, request: bytes, limit_bytes: int) -> Answer:
+        """Over a kept connection, or over a new one where there is none or it was closed before it answered."""
+        while (kept := self._take_idle()) is not None:
+            try:
+                return await self._ask_over(kept, path, request, limit_bytes)
+            except ConnectionGone as error:
+                if not error.before_answer:
+                    raise
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(HttpConnection, self._host, self._port)
+        return await self._ask_over(connection, path, request, limit_bytes)
+
+    async def _ask_over(self, connection: HttpConnection, path: str, request: bytes, limit_bytes: int) -> Answer:
+        body = await connection.ask(request, limit_bytes)
+        if connection.is_open:
+            connection.idle_since_s = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        if connection.headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadAnswer(f"{path} answered in an encoding that it was not asked for")
+        return Answer(path, connection.status, connection.headers, body)
+
+    def _take_idle(self) -> HttpConnection | None:
+        oldest_s = asyncio.get_running_loop().time() - KEEPALIVE_S
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.idle_since_s > oldest_s:
+                return connection
+            connection.close()
+        return None
 
 
-def reason_of(error: OSError) -> str:
+def reason_of(error: OSError | UnicodeError) -> str:
     """`connection refused` and the like: the system's words for the number, without the address."""
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return "no such host" if isinstance(error, socket.gaierror) else "refused"
-    return os.strerror(error.errno).lower()
-
-
-async def read_bounded(response: aiohttp.ClientResponse, path: str, limit_bytes: int) -> bytes:
-    """The body; BadAnswer, and the connection closed, as soon as it is longer than the limit."""
-    pieces: list[bytes] = []
-    size = 0
-    async for piece in response.content.iter_chunked(CHUNK_BYTES):
-        size += len(piece)
-        if size > limit_bytes:
-            response.close()
-            raise BadAnswer(f"{path} answered more than {limit_bytes} bytes")
-        pieces.append(piece)
-    return b"".join(pieces)
-
-
-def open_session() -> aiohttp.ClientSession:
-    """The one session that all sidecar loops share; whoever opens it closes it. No cookies, no proxy from the environment."""
-    connector = aiohttp.TCPConnector(limit=0, limit_per_host=CONNECTIONS_PER_ENGINE, keepalive_timeout=KEEPALIVE_S)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False)
+    if isinstance(error, socket.gaierror | UnicodeError):
+        return "no such host"
+    return "refused" if error.errno is None else os.strerror(error.errno).lower()

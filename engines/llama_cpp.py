@@ -87,7 +87,7 @@ def read_page(answer: Answer) -> Look:
     if not answer.ok:
         raise BadAnswer(f"{answer.path} answered {answer.status}")
     samples = READER.read(answer.body)
-    start = answer.headers.get(START_HEADER)
+    start = answer.headers.get(START_HEADER.lower())
     return Look(
         running=whole(total(samples, RUNNING)),
         waiting=whole(total(samples, WAITING)),

@@ -11,11 +11,9 @@ import signal
 import time
 from collections.abc import Callable
 
-import aiohttp
 import uvloop
 from aiohttp import web
 
-from engines.fetch import open_session
 from engines.sidecar.watch import watch
 from router.admin.app import make_app
 from router.core.fleet import Fleet
@@ -55,17 +53,16 @@ class Router:
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
-        self._session: aiohttp.ClientSession | None = None
 
     # Workers
 
     def add_worker(self, spec: EngineSpec) -> None:
         """Start to watch an engine and, once it is ready, to route to it. Raises ValueError where there is no room."""
-        assert self._group is not None and self._session is not None
+        assert self._group is not None
         worker = self.fleet.add(spec, time.monotonic())
         log.info("worker %s joins as %s", worker.id, worker.kind)
         self._watches[worker.id] = self._group.create_task(
-            watch(spec, self.settings.fleet, self._session, self.report, time.monotonic, self._fleet_size)
+            watch(spec, self.settings.fleet, self.report, time.monotonic, self._fleet_size)
         )
 
     def remove_worker(self, worker_id: str) -> None:
@@ -106,7 +103,6 @@ class Router:
         )
         try:
             async with contextlib.AsyncExitStack() as stack:
-                self._session = await stack.enter_async_context(open_session())
                 admin_port = await self._start_admin(stack)
                 self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 self.plane.pool.start(self._group)

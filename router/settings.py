@@ -148,7 +148,9 @@ class TokenSettings(Checked):
 class FleetSettings(Checked):
     probe_interval_s: float = knob(1.0, "time between health probes of a worker", low=0.05)
     probe_timeout_s: float = knob(2.0, "limit of one probe or scrape", low=0.05)
-    scrape_interval_s: float = knob(0.25, "time between load scrapes of a worker", low=0.05)
+    scrape_interval_s: float = knob(
+        0.25, "time between load scrapes of a worker while requests wait there; else one with each probe", low=0.05
+    )
     probe_failures: int = knob(2, "failed probes in a row until a worker is down", low=1)
     report_ttl_s: float = knob(3.0, "age at which a load report counts as unknown", low=0.1)
     max_workers: int = knob(1024, "workers known at a time", low=1)

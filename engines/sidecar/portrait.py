@@ -41,6 +41,11 @@ class Portrait:
     def forget_load(self) -> None:
         self._load = Look()
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether requests waited in the engine when its load was last looked at."""
+        return bool(self._load.waiting or self._load.waiting_tokens)
+
     def report(self, now_s: float, counts: dict[str, float]) -> WorkerReport:
         """`now_s` is when the look behind this report began. Load numbers are given for a ready engine only."""
         load = self._load if self.lifecycle is Lifecycle.READY else Look()

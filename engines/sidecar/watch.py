@@ -3,8 +3,6 @@
 import asyncio
 from collections.abc import Callable
 
-import aiohttp
-
 from engines.fetch import EngineHttp
 from engines.kinds import adapter_of
 from engines.sidecar.watcher import Watcher
@@ -17,17 +15,22 @@ SHORTEST_PAUSE_S = 0.005  # an engine that answers late must not turn the loop i
 async def watch(
     spec: EngineSpec,
     settings: FleetSettings,
-    session: aiohttp.ClientSession,
     publish: Callable[[WorkerReport], None],
     clock: Callable[[], float],
     fleet_size: Callable[[], int] = lambda: 1,
+    *,
+    closely: bool = False,
 ) -> None:
-    """Probes and scrapes until cancelled; holds nothing that would need closing.
+    """Probes and scrapes until cancelled.
 
     `clock` is monotonic and stamps the reports. `fleet_size` stretches the intervals of a large fleet.
+    `closely` looks at the load each scrape interval even while nothing waits there.
     """
-    adapter = adapter_of(spec.kind, EngineHttp(session, spec, settings.probe_timeout_s))
-    watcher = Watcher(spec, settings, adapter, publish, clock, fleet_size)
-    while True:
-        await watcher.round()
-        await asyncio.sleep(max(watcher.pause_s(), SHORTEST_PAUSE_S))
+    http = EngineHttp(spec, settings.probe_timeout_s)
+    watcher = Watcher(spec, settings, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely)
+    try:
+        while True:
+            await watcher.round()
+            await asyncio.sleep(max(watcher.pause_s(), SHORTEST_PAUSE_S))
+    finally:
+        http.close()

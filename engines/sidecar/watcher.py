@@ -28,6 +28,10 @@ class Watcher:
 
     Between a first failure and that verdict nothing is published. A report is stamped with the time at which its look
     began, so that it never overrules a failure that the proxy met meanwhile.
+
+    The load is looked at with every probe and, while requests wait in the engine or `closely` is asked for, each scrape
+    interval: a router knows its own requests, and looking four times a second at all engines cost it a tenth of the
+    CPU of 117 streams a second.
     """
 
     def __init__(
@@ -38,6 +42,8 @@ class Watcher:
         publish: Callable[[WorkerReport], None],
         clock: Callable[[], float],
         fleet_size: Callable[[], int] = lambda: 1,
+        *,
+        closely: bool = False,
     ) -> None:
         self._worker_id = spec.worker_id
         self._given_model = spec.model
@@ -46,6 +52,7 @@ class Watcher:
         self._publish = publish
         self._clock = clock
         self._fleet_size = fleet_size
+        self._closely = closely
         self._phase = zlib.crc32(spec.worker_id.encode()) / 2**32  # spreads the rounds of a fleet over the interval
         self._probe_at_s: float | None = None
         self._scrape_at_s = 0.0
@@ -71,18 +78,23 @@ class Watcher:
         """Time until the next look is due."""
         if self._probe_at_s is None:
             return 0.0
-        due_s = min(self._probe_at_s, self._scrape_at_s) if self._is_ready else self._probe_at_s
+        due_s = min(self._probe_at_s, self._scrape_at_s) if self._is_scraped else self._probe_at_s
         return max(due_s - self._clock(), 0.0)
 
     @property
     def _is_ready(self) -> bool:
         return self._portrait.lifecycle is Lifecycle.READY
 
+    @property
+    def _is_scraped(self) -> bool:
+        """Whether looks at the load are due between probes."""
+        return self._is_ready and (self._closely or self._portrait.has_queue)
+
     async def _look(self) -> None:
         now_s = self._clock()
         if self._probe_at_s is None or now_s >= self._probe_at_s:
             await self._probe()
-        elif self._is_ready and now_s >= self._scrape_at_s:
+        elif self._is_scraped and now_s >= self._scrape_at_s:
             answered = await self._scrape()
             if answered:
                 self._report(now_s)

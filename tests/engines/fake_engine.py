@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from aiohttp import web
 
-from engines.fetch import EngineHttp, open_session
+from engines.fetch import EngineHttp
 from router.settings import EngineSpec
 
 
@@ -81,7 +81,7 @@ class FakeEngine:
 
 
 class Connected:
-    """A session and GETs to one fake engine, closed together."""
+    """Questions to one fake engine; its connections are closed at the end."""
 
     def __init__(self, engine: FakeEngine, timeout_s: float = 2.0, **options: Any) -> None:
         self._engine = engine
@@ -89,10 +89,10 @@ class Connected:
         self._options = options
 
     async def __aenter__(self) -> EngineHttp:
-        self._session = open_session()
-        return EngineHttp(self._session, self._engine.spec("openai", **self._options), self._timeout_s)
+        self._http = EngineHttp(self._engine.spec("openai", **self._options), self._timeout_s)
+        return self._http
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._session.close()
+        self._http.close()

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from engines.fetch import Answer, BadAnswer, EngineHttp, NoAnswer, Refused, open_session, reason_of
+from engines.fetch import Answer, BadAnswer, EngineHttp, NoAnswer, Refused, reason_of
 from router.settings import EngineSpec
 from tests.engines.fake_engine import HANGS, Connected, FakeEngine, Reply, as_json
 
@@ -25,8 +25,7 @@ async def get_from_raw(answer: bytes, *, close: bool = True, timeout_s: float = 
     server = await asyncio.start_server(talk, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     try:
-        async with open_session() as session:
-            return await EngineHttp(session, EngineSpec("openai", f"http://127.0.0.1:{port}"), timeout_s).get("/x", 1000)
+        return await EngineHttp(EngineSpec("openai", f"http://127.0.0.1:{port}"), timeout_s).get("/x", 1000)
     finally:
         silent.set()
         server.close()
@@ -56,19 +55,19 @@ async def test_key_is_sent_only_when_there_is_one() -> None:
 
 async def test_path_prefix_of_the_url_is_kept() -> None:
     """An engine behind a prefix is asked under that prefix."""
-    async with FakeEngine({"/llm/a/x": as_json(1)}) as engine, open_session() as session:
-        answer = await EngineHttp(session, EngineSpec("openai", engine.url + "/llm/a"), 2.0).get("/x")
-        assert answer.json() == 1
+    async with FakeEngine({"/llm/a/x": as_json(1)}) as engine:
+        http = EngineHttp(EngineSpec("openai", engine.url + "/llm/a"), 2.0)
+        assert (await http.get("/x")).json() == 1
+        http.close()
 
 
 async def test_nothing_listening_is_refused() -> None:
     """A closed port is Refused, with the system's words."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
-        async with open_session() as session:
-            http = EngineHttp(session, EngineSpec("openai", f"http://127.0.0.1:{taken.getsockname()[1]}"), 2.0)
-            with pytest.raises(Refused, match=r"^no connection: connection refused$"):
-                await http.get("/x")
+        http = EngineHttp(EngineSpec("openai", f"http://127.0.0.1:{taken.getsockname()[1]}"), 2.0)
+        with pytest.raises(Refused, match=r"^no connection: connection refused$"):
+            await http.get("/x")
 
 
 async def test_silence_ends_at_the_deadline() -> None:
@@ -116,4 +115,5 @@ def test_reasons_of_refusal() -> None:
     """A number has the system's words; a name that does not resolve says so."""
     assert reason_of(ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)")) == "connection refused"
     assert reason_of(socket.gaierror(-2, "Name or service not known")) == "no such host"
+    assert reason_of(UnicodeError("label too long")) == "no such host"
     assert reason_of(OSError("odd")) == "refused"

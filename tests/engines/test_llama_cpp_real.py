@@ -10,7 +10,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from engines.fetch import open_session
 from engines.launch import LlamaCppOptions, launch
 from engines.sidecar.watch import watch
 from engines.tiny_gguf import cached_tiny_gguf, smollm2_path
@@ -43,9 +42,9 @@ class Watched:
 @asynccontextmanager
 async def watching(url: str) -> AsyncIterator[Watched]:
     watched = Watched()
-    async with open_session() as session, asyncio.TaskGroup() as group:
+    async with asyncio.TaskGroup() as group:
         spec = EngineSpec("llama.cpp", url)
-        loop = group.create_task(watch(spec, SETTINGS, session, watched.reports.put_nowait, time.monotonic))
+        loop = group.create_task(watch(spec, SETTINGS, watched.reports.put_nowait, time.monotonic))
         yield watched
         loop.cancel()
 

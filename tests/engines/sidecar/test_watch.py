@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from engines.fetch import open_session
 from engines.sidecar.watch import watch
 from router.core.types import Lifecycle, WorkerReport
 from router.settings import FleetSettings
@@ -24,14 +23,14 @@ async def next_where(reports: "asyncio.Queue[WorkerReport]", lifecycle: Lifecycl
 
 
 async def test_follows_an_engine_until_cancelled() -> None:
-    """Ready, killed, back: each shows within a few intervals; several loops share a session; cancelling ends them."""
+    """Ready, killed, back: each shows within a few intervals; cancelling ends the loops."""
     reports: asyncio.Queue[WorkerReport] = asyncio.Queue()
     ignored: list[WorkerReport] = []
-    async with FakeEngine(dict(ROUTES)) as engine, FakeEngine(dict(ROUTES)) as other, open_session() as session:
+    async with FakeEngine(dict(ROUTES)) as engine, FakeEngine(dict(ROUTES)) as other:
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(watch(engine.spec("vllm"), SETTINGS, session, reports.put_nowait, time.monotonic)),
-                group.create_task(watch(other.spec("openai"), SETTINGS, session, ignored.append, time.monotonic)),
+                group.create_task(watch(engine.spec("vllm"), SETTINGS, reports.put_nowait, time.monotonic)),
+                group.create_task(watch(other.spec("openai"), SETTINGS, ignored.append, time.monotonic)),
             ]
             first = await next_where(reports, Lifecycle.READY)
             assert first.models == ("m",)
@@ -49,9 +48,9 @@ async def test_follows_an_engine_until_cancelled() -> None:
 
 async def test_late_engine_does_not_spin_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still or jumps does not make the loop ask without a pause."""
-    async with FakeEngine(dict(ROUTES)) as engine, open_session() as session:
+    async with FakeEngine(dict(ROUTES)) as engine:
         jumps = iter(range(0, 10_000, 10))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await watch(engine.spec("openai"), SETTINGS, session, lambda report: None, lambda: float(next(jumps)))
+                await watch(engine.spec("openai"), SETTINGS, lambda report: None, lambda: float(next(jumps)))
         assert len(engine.asked) <= 41

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engines.adapter import Health, Look
-from engines.fetch import EngineHttp, open_session
+from engines.fetch import EngineHttp
 from engines.kinds import adapter_of
 from engines.sidecar.watcher import Watcher, listed
 from router.core.types import Lifecycle, WorkerReport
@@ -22,8 +22,9 @@ SETTINGS = FleetSettings(probe_interval_s=1.0, probe_timeout_s=5.0, scrape_inter
 IMPATIENT = replace(SETTINGS, probe_timeout_s=0.2)  # where something hangs on purpose
 
 
-def page(running: int, start: float | None = 17.0, done: float = 0.0) -> Reply:
+def page(running: int, start: float | None = 17.0, done: float = 0.0, waiting: int = 0) -> Reply:
     text = f'vllm:num_requests_running{{engine="0"}} {running}\nvllm:prompt_tokens_total{{engine="0"}} {done}\n'
+    text += f'vllm:num_requests_waiting{{engine="0"}} {waiting}\n'
     text += 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
     return Reply((text + (f"process_start_time_seconds {start}\n" if start is not None else "")).encode())
 
@@ -36,13 +37,14 @@ class Scene:
     """A watcher of one engine, its clock and everything it published."""
 
     def __init__(
-        self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, settings: FleetSettings, fleet_size: int
+        self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, settings: FleetSettings, fleet_size: int, closely: bool
     ) -> None:
         self.engine = engine
         self.now_s = 100.0
         self.reports: list[WorkerReport] = []
         adapter = adapter_of(spec.kind, http)
-        self.watcher = Watcher(spec, settings, adapter, self.reports.append, lambda: self.now_s, lambda: fleet_size)
+        publish, clock = self.reports.append, lambda: self.now_s
+        self.watcher = Watcher(spec, settings, adapter, publish, clock, lambda: fleet_size, closely=closely)
 
     async def rounds(self, count: int = 1, step_s: float | None = None) -> list[WorkerReport]:
         """So many rounds, each when it is due (or after `step_s`); what they published."""
@@ -63,11 +65,12 @@ async def scene(
     kind: str = "vllm",
     settings: FleetSettings = SETTINGS,
     fleet_size: int = 1,
+    closely: bool = True,
     **options: Any,
 ) -> AsyncIterator[Scene]:
-    async with FakeEngine(routes) as engine, open_session() as session:
+    async with FakeEngine(routes) as engine:
         spec = engine.spec(kind, **options)
-        yield Scene(engine, EngineHttp(session, spec, settings.probe_timeout_s), spec, settings, fleet_size)
+        yield Scene(engine, EngineHttp(spec, settings.probe_timeout_s), spec, settings, fleet_size, closely)
 
 
 async def test_first_report_is_whole() -> None:
@@ -91,6 +94,24 @@ async def test_scrapes_between_probes() -> None:
         await s.rounds(1, step_s=1.0)
         assert s.engine.asked[2:] == ["/health", "/v1/models", "/metrics"]
         assert await s.rounds(1, step_s=0.01) == []
+
+
+async def test_looks_closely_while_requests_wait() -> None:
+    """Where nothing waits in the engine its load is read with each probe only; once something does, each scrape interval."""
+    async with scene(vllm_routes(), closely=False) as s:
+        await s.rounds(3)
+        assert s.engine.asked == ["/health", "/v1/models", "/metrics"] * 3
+        s.engine.routes["/metrics"] = page(9, waiting=4)
+        await s.rounds(1)
+        s.engine.asked.clear()
+        assert s.watcher.pause_s() == pytest.approx(0.25)
+        assert [report.waiting for report in await s.rounds(2)] == [4, 4]
+        s.engine.routes["/metrics"] = page(9)
+        assert [report.waiting for report in await s.rounds(1)] == [0]
+        assert s.engine.asked == ["/metrics"] * 3
+        assert s.watcher.pause_s() == pytest.approx(0.25)  # the next probe
+        await s.rounds(1)
+        assert s.engine.asked[3:] == ["/health", "/v1/models", "/metrics"]
 
 
 async def test_death_and_return() -> None:
@@ -189,7 +210,7 @@ async def test_silent_engine_never_ready_is_loading() -> None:
     async with scene({"/health": HANGS}, settings=IMPATIENT) as s:
         assert await s.rounds() == []
         (report,) = await s.rounds()
-        assert (report.lifecycle, report.detail) == (Lifecycle.LOADING, "/health: no answer within 0.2 s")
+        assert report.lifecycle is Lifecycle.LOADING and report.detail.endswith("no answer within 0.2 s")
         s.engine.routes.update(vllm_routes())
         await s.rounds()
         assert s.last.lifecycle is Lifecycle.READY
