@@ -1,10 +1,12 @@
 """Log lines: what is in them, what never is, and that neither log ever holds a request up."""
 
+import asyncio
 import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from router.core.stats import Stats
 from router.core.types import KeyForm
 from router.log import (
+    ACCESS_DELAY_S,
     MAX_TEXT,
     AccessEntry,
     AccessLog,
@@ -144,12 +147,20 @@ def test_time_is_utc_with_milliseconds() -> None:
     assert time_text(1_700_000_000.999) == "2023-11-14T22:13:20.999Z"
 
 
+def access_log(fd: int, stats: Stats | None = None, **settings: Any) -> tuple[AccessLog, list[float]]:
+    """(a log, the delays after which it asked to be flushed)"""
+    asked: list[float] = []
+    later = lambda delay_s, call: asked.append(delay_s)  # noqa: E731
+    return AccessLog(LogSettings(**settings), stats or Stats(), fd, later), asked
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_access_log_writes_its_form(form: str, pipe: tuple[int, int]) -> None:
     """`log_format` chooses the form; `close` writes everything."""
-    log = AccessLog(LogSettings(log_format=form), Stats(), pipe[1])
+    log, asked = access_log(pipe[1], log_format=form)
     log.write(FULL)
     log.write(BARE)
+    assert (log.waiting, asked) == (2, [ACCESS_DELAY_S])
     log.close()
     render = access_json if form == "json" else access_text
     assert os.read(pipe[0], 65536) == render(FULL) + render(BARE)
@@ -160,17 +171,50 @@ def test_access_log_counts_drops() -> None:
     """Lines that cannot be written, and lines after the end, are counted in the metrics."""
     stats = Stats()
     full = os.open("/dev/full", os.O_WRONLY)
-    log = AccessLog(LogSettings(), stats, full)
+    log, _ = access_log(full, stats)
     log.write(FULL)
     log.close()
     log.write(FULL)
+    log.flush()
     os.close(full)
     assert stats.log_lines_dropped == 2
 
 
+async def test_access_log_flushes_itself(pipe: tuple[int, int]) -> None:
+    """A line comes out a tenth of a second after it was made, without another one behind it; then the next batch begins."""
+    log = AccessLog(LogSettings(), Stats(), pipe[1])
+    for entry in (FULL, BARE):
+        log.write(entry)
+        assert await asyncio.to_thread(os.read, pipe[0], 65536) == access_text(entry)
+    log.close()
+
+
+def test_full_batch_is_written_before_its_time(pipe: tuple[int, int]) -> None:
+    """A burst does not wait for the end of the batch time, so that a small bound is no reason to drop."""
+    stats = Stats()
+    log, _ = access_log(pipe[1], stats, max_log_lines=8)
+    for _ in range(5):
+        log.write(BARE)
+    assert os.read(pipe[0], 65536) == access_text(BARE) * 4
+    log.close()
+    assert os.read(pipe[0], 65536) == access_text(BARE)
+    assert stats.log_lines_dropped == 0
+
+
+def test_entry_that_cannot_be_made_a_line(pipe: tuple[int, int]) -> None:
+    """One odd entry costs its own line only."""
+    stats = Stats()
+    log, _ = access_log(pipe[1], stats)
+    for entry in (FULL, FULL._replace(at_s=float("inf")), BARE):
+        log.write(entry)
+    log.close()
+    assert os.read(pipe[0], 65536) == access_text(FULL) + access_text(BARE)
+    assert stats.log_lines_dropped == 1
+
+
 def test_long_texts_are_cut_before_they_wait(pipe: tuple[int, int]) -> None:
     """Waiting lines hold a bounded amount of memory, however long a path or a model's name is."""
-    log = AccessLog(LogSettings(log_format="json"), Stats(), pipe[1])
+    log, _ = access_log(pipe[1], log_format="json")
     long = "x" * 50_000
     log.write(FULL._replace(path="/" + long, model=long, request_id=long))
     log.close()
