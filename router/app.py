@@ -33,7 +33,7 @@ BACKLOG = 4096  # connections the kernel holds before they are accepted
 DRAIN_POLL_S = 0.05
 ADMIN_SHUTDOWN_S = 1.0  # a half-sent request to the admin port does not hold up the end
 YOUNG_OBJECTS = 5_000  # allocations between two collections of the youngest, 0.2 ms each
-FREEZE_S = 2.0
+NO_FULL_COLLECTIONS = 1_000_000
 KEPT_BYTES = 64 * 1024 * 1024
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -109,8 +109,7 @@ class Router:
                 sweeper = self._group.create_task(self.listener.sweep_forever(time.monotonic))
                 for spec in settings.engines:
                     self.add_worker(spec)
-                gc.collect()
-                keeper = self._group.create_task(keep_collections_short())
+                keep_collections_short()
                 await server.start_serving()
                 port = server.sockets[0].getsockname()[1]
                 if started is not None:
@@ -118,7 +117,6 @@ class Router:
                 await self._stop.wait()
                 await self._drain(server)
                 sweeper.cancel()
-                keeper.cancel()
                 for task in self._watches.values():
                     task.cancel()
                 self.plane.pool.close()
@@ -191,19 +189,17 @@ async def _main(settings: Settings, stats: Stats, book: TokenizerBook, access_lo
     await router.serve(started)
 
 
-async def keep_collections_short() -> None:
+def keep_collections_short() -> None:
     """Let the cycle collector look at young objects only, so that no pause grows with the index (user-pain P39).
 
     A full collection walks every object: with a million index nodes that stops the event loop for 100 ms and more.
-    So cycles are collected while they are young, and what is left is moved out of the collector's sight, to be freed by
-    its reference counts; long-lived objects here (connections, leases, index nodes) part their cycles when they end.
-    Collecting every 700 allocations, Python's default, costs a tenth of a request.
+    So cycles are collected while they are young; what lives longer is freed by its reference counts, and long-lived
+    objects here (connections, leases, index nodes) part their cycles when they end. Collecting every 700 allocations,
+    Python's default, costs a tenth of a request.
     """
-    gc.set_threshold(YOUNG_OBJECTS, 10, 1_000_000)
-    while True:
-        gc.collect(1)
-        gc.freeze()
-        await asyncio.sleep(FREEZE_S)
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, 10, NO_FULL_COLLECTIONS)
 
 
 def keep_freed_memory() -> None:
