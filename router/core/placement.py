@@ -190,10 +190,12 @@ class Placement:
 
     def joined(self, worker: Worker) -> None:
         self._ring.add(worker.slot, worker.id, worker.weight)
+        self.speed.workers.append(worker.speed)
         self._calibration.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
+        self.speed.workers.remove(worker.speed)
         self._calibration.left(worker)
         self._stats.forget_worker(worker.id)
 

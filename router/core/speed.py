@@ -31,6 +31,10 @@ class WorkerSpeed:
         self.predicted_s = PRIOR_S + (self.predicted_s - PRIOR_S) * FADE + predicted_s
         self.factor = self.observed_s / self.predicted_s
 
+    def fade(self) -> None:
+        """As observations of other workers come in, what was seen of this one counts less."""
+        self.observe(0.0, 0.0)
+
 
 class WholeTimes:
     """Times of answers that came in one piece: time = c0 + uncached · prefill + completion · decode, two slopes fitted."""
@@ -66,9 +70,25 @@ class WholeTimes:
 
 
 class FleetSpeed:
-    """The fleet's line. `s_per_token` is read on each choice, so it is kept ready."""
+    """The fleet's line. `s_per_token` is read on each choice, so it is kept ready.
 
-    __slots__ = ("c0_s", "observations", "s_per_token", "sum_n", "sum_x", "sum_xx", "sum_xy", "sum_y", "whole")
+    Once as many observations came in as there are `workers`, those of every worker fade by one: a worker that seemed slow and
+    gets no requests for it is tried again.
+    """
+
+    __slots__ = (
+        "_unfaded",
+        "c0_s",
+        "observations",
+        "s_per_token",
+        "sum_n",
+        "sum_x",
+        "sum_xx",
+        "sum_xy",
+        "sum_y",
+        "whole",
+        "workers",
+    )
 
     def __init__(self, prior_tokens_per_s: float) -> None:
         tokens = prior_tokens_per_s * PRIOR_POINT_S
@@ -81,6 +101,8 @@ class FleetSpeed:
         self.c0_s = 0.0
         self.observations = 0
         self.whole = WholeTimes()
+        self.workers: list[WorkerSpeed] = []
+        self._unfaded = 0
 
     def observe(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
         """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
@@ -93,6 +115,11 @@ class FleetSpeed:
             seconds = most_s
         worker.observe(seconds, predicted_s)
         self.observations += 1
+        self._unfaded += 1
+        if self._unfaded >= len(self.workers):
+            self._unfaded = 0
+            for known in self.workers:
+                known.fade()
         self.sum_n = n = self.sum_n * FADE + 1.0
         self.sum_x = x = self.sum_x * FADE + tokens
         self.sum_y = y = self.sum_y * FADE + seconds

@@ -35,6 +35,25 @@ def test_tells_a_slow_worker_from_a_fast_one() -> None:
     assert slow.factor / fast.factor == pytest.approx(2.0, rel=0.15)
 
 
+def test_worker_that_seemed_slow_is_tried_again() -> None:
+    """Without requests of its own, a worker's bad factor fades as others are observed; one that is slow keeps it."""
+    speed, idle, busy = FleetSpeed(1000.0), WorkerSpeed(), WorkerSpeed()
+    speed.workers += [idle, busy]
+    for _ in range(50):
+        speed.observe(busy, 1000, 1.0)
+    for _ in range(4):
+        speed.observe(idle, 1000, 3.0)
+    seemed = idle.factor / busy.factor
+    assert seemed > 1.5
+    for _ in range(400):
+        speed.observe(busy, 1000, 1.0)
+    assert 1.0 < idle.factor / busy.factor < 1.0 + (seemed - 1.0) / 2
+    for _ in range(50):
+        speed.observe(idle, 1000, 3.0)
+        speed.observe(busy, 1000, 1.0)
+    assert idle.factor / busy.factor == pytest.approx(3.0, rel=0.3)
+
+
 def test_constant_times_are_not_infinite_speed() -> None:
     """Where time does not grow with tokens, tokens still are taken to explain three tenths of it."""
     speed, worker = FleetSpeed(2500.0), WorkerSpeed()
