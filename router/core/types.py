@@ -181,6 +181,8 @@ class WorkerReport:
     lifecycle: Lifecycle
     reported_at_s: float  # monotonic clock of the router
     models: tuple[str, ...] | None = None
+    adapters: tuple[str, ...] | None = None  # names among the models that are LoRA adapters
+    loaded_adapters: tuple[str, ...] | None = None  # those in the engine's memory now
     block_tokens: int | None = None
     capacity_tokens: int | None = None
     running: int | None = None
