@@ -1,4 +1,4 @@
-"""One bounded GET from an engine: a deadline, the engine's own key, and a limit on what is read."""
+"""One bounded request to an engine: a deadline, the engine's own key, and a limit on what is read."""
 
 import os
 import socket
@@ -66,7 +66,7 @@ class Answer:
 
 
 class EngineHttp:
-    """GETs to one engine. Every failure is an EngineError; any status is an answer."""
+    """Requests to one engine. Every failure is an EngineError; any status is an answer."""
 
     def __init__(self, session: aiohttp.ClientSession, spec: EngineSpec, timeout_s: float) -> None:
         self._session = session
@@ -78,9 +78,18 @@ class EngineHttp:
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
         """Raises Refused, NoAnswer or BadAnswer; redirects are answers, not followed."""
+        return await self._ask("GET", path, limit_bytes, self._headers, None)
+
+    async def post(self, path: str, body: bytes, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
+        """A JSON body, otherwise as `get`."""
+        return await self._ask("POST", path, limit_bytes, {**self._headers, "Content-Type": "application/json"}, body)
+
+    async def _ask(self, method: str, path: str, limit_bytes: int, headers: dict[str, str], sent: bytes | None) -> Answer:
         url = URL(self._root + path, encoded=True)
         try:
-            async with self._session.get(url, headers=self._headers, timeout=self._timeout, allow_redirects=False) as response:
+            async with self._session.request(
+                method, url, data=sent, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as response:
                 body = await read_bounded(response, path, limit_bytes)
                 return Answer(path, response.status, response.headers, body)
         except TimeoutError:
