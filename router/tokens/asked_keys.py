@@ -1,8 +1,8 @@
 """Keys of prompts whose tokens only an engine can tell: asked for once, remembered, and meanwhile those of the turn before.
 
 An answer is kept in the prefix memo under a digest of all that the client sent of the prompt. A chat that goes on is a
-longer one, so the turn before is found at the end of one of its messages: its keys are nearly always the leading ones
-of the whole, and serve until the engine has answered.
+longer one, so the turn before is found at the end of one of its messages. Its keys but for the last ones, where a template
+opens the answer, are the leading ones of the whole, and serve until the engine has answered.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from router.tokens.memo import PrefixMemo, Span, keys_up_to
 from router.wire.chat_text import chat_text
 from router.wire.openai_request import ChatPrompt, ModelCall, TextPrompt, UnkeyedReason
 
+TAIL_BLOCKS: Final = 2  # of a prompt, that may not be the same in the next turn: what opens an answer is shorter
 ASKED: Final = "engine_asked"
 TextKeys = Callable[[str], PromptKeys]  # of the same prompt, for the reason given
 
@@ -60,14 +61,16 @@ class AskedKeys:
         `by_text` serves where it does not tell in time. `entry` is for estimates only.
         """
         root = root_of(call, KeyForm.TOKENS)
-        digests, ends = marks_of(self._seed, root, prompt)
+        digests, ends = marks_of(self._seed, root, shape.tokens, prompt)
         known, span = self.memo.deepest(digests)
-        keying = AskedKeying(self, call.model, prompt, entry, shape, root, digests[-1], ends[-1], span, by_text)
+        base = None if span is None else span.parent
+        keying = AskedKeying(self, call.model, prompt, entry, shape, root, digests[-1], ends[-1], base, by_text)
         if span is not None:
             if known == len(digests) - 1:
                 self.stats.token_asks["remembered"] += 1
                 return Keying(keying.whole(keys_up_to(span), span.tokens))
-            keying.guess(keys_up_to(span), span.tokens, ends[-1] - ends[known])
+            if base is not None:
+                keying.guess(keys_up_to(base), span.tokens, ends[-1] - ends[known])
         keying.look(self._min_blocks, is_held)
         return keying
 
@@ -76,6 +79,7 @@ class AskedKeying(Keying):
     """Keys of one prompt while an engine is asked for its tokens. Counts itself when a choice is made by it."""
 
     __slots__ = (
+        "_base",
         "_by_text",
         "_chars",
         "_chosen_whole",
@@ -92,13 +96,12 @@ class AskedKeying(Keying):
         "_reason",
         "_root",
         "_shape",
-        "_span",
         "_was_read",
     )
 
     def __init__(
         self, source: AskedKeys, model: str | None, prompt: ChatPrompt | TextPrompt, entry: TokenizerEntry,
-        shape: ShapeKeys, root: int, digest: bytes, chars: int, span: Span | None, by_text: TextKeys,
+        shape: ShapeKeys, root: int, digest: bytes, chars: int, base: Span | None, by_text: TextKeys,
     ) -> None:  # fmt: skip
         super().__init__(None)
         self._from = source
@@ -109,7 +112,7 @@ class AskedKeying(Keying):
         self._root = root
         self._digest = digest
         self._chars = chars
-        self._span = span  # the longest known beginning
+        self._base = base  # the longest known beginning
         self._by_text = by_text
         self._more_chars = sum(map(len, prompt.texts[1:])) if isinstance(prompt, TextPrompt) else 0
         self._guess: PromptKeys | None = None  # what is known before the engine has answered
@@ -161,7 +164,8 @@ class AskedKeying(Keying):
             return
         if not self._is_begun:
             self._begin()
-        self._on_done = on_done
+        if self._is_begun:
+            self._on_done = on_done
 
     def cancel(self) -> None:
         self._over = True
@@ -189,27 +193,29 @@ class AskedKeying(Keying):
         self._resolve()
 
     def _remember(self, keys: "array[int]", tokens: int) -> None:
-        """As what goes on from the known beginning, where it does."""
-        span, added = self._span, keys
-        if span is not None:
-            begun = keys_up_to(span)
-            if keys[: len(begun)] == begun:
-                added = keys[len(begun) :]
-            else:
-                span = None
+        """In two spans, the lasting part on top of the known beginning, if it goes on from there, and the tail."""
+        memo, base, digest = self._from.memo, self._base, self._digest
+        begun = keys_up_to(base)
+        if keys[: len(begun)] != begun:
+            base = None
+            begun = keys[:0]
+        lasting = len(keys) - TAIL_BLOCKS
+        if lasting > len(begun):
+            base = memo.add(Span(digest + b"-", base, keys[len(begun) : lasting], keys[lasting - 1], b"", tokens))
+            begun = keys[:lasting]
         last_key = keys[-1] if keys else self._root
-        memo = self._from.memo
-        memo.commit(memo.add(Span(self._digest, span, added, last_key, b"", tokens)))
+        memo.commit(memo.add(Span(digest, base, keys[len(begun) :], last_key, b"", tokens)))
 
     def _resolve(self) -> None:
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(None)
 
 
-def marks_of(seed: int, root: int, prompt: ChatPrompt | TextPrompt) -> tuple[list[bytes], list[int]]:
+def marks_of(seed: int, root: int, tokens: int, prompt: ChatPrompt | TextPrompt) -> tuple[list[bytes], list[int]]:
     """Where a prompt may have ended in an earlier request: a digest of namespace and all before, and the characters before.
 
-    Ends of messages for a chat, its own end for a text. Lengths go in too, so that no two prompts are the same bytes.
+    Ends of messages for a chat, its own end for a text. `tokens` stands for what the engines make of prompts. Lengths go
+    in too, so that no two prompts are the same bytes.
     """
     if isinstance(prompt, TextPrompt):
         head, pieces = "text", [prompt.texts[0]]
@@ -217,7 +223,7 @@ def marks_of(seed: int, root: int, prompt: ChatPrompt | TextPrompt) -> tuple[lis
         options = [("open", prompt.add_generation_prompt), ("continued", prompt.continue_final_message)]
         head = chat_text([], [*options, *preamble_of(prompt)])
         pieces = [chat_text([message]) for message in prompt.messages]
-    running = xxh3_128(b"asked" + root.to_bytes(8, "little"), seed=seed)
+    running = xxh3_128(b"asked" + root.to_bytes(8, "little") + tokens.to_bytes(8, "little"), seed=seed)
     digests: list[bytes] = []
     ends: list[int] = []
     chars = len(head)

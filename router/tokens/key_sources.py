@@ -29,12 +29,13 @@ class KeySource(StrEnum):
 class ShapeKeys:
     """How prompts of one shape are keyed, and how often the engines counted their tokens otherwise."""
 
-    __slots__ = ("askable", "asked", "counted", "source", "why")
+    __slots__ = ("askable", "asked", "counted", "source", "tokens", "why")
 
     def __init__(self) -> None:
         self.source = KeySource.TOKENIZER
         self.why = ""  # where it is not the tokenizer: what differs
         self.askable: tuple[WorkerId, ...] = ()  # who is asked where it is the engine
+        self.tokens = 0  # stands for what those make of prompts: another number where they make other tokens
         self.counted = TokenTally()  # of prompts that the tokenizer here made tokens of
         self.asked = TokenTally()  # of prompts whose tokens an engine told
 
@@ -54,6 +55,9 @@ class ModelKeys:
         if isinstance(prompt, TextPrompt):
             return self.text
         return self.chat if prompt.tools is None else self.tools
+
+    def by_shape(self, shape: Shape) -> ShapeKeys:
+        return dict(self.shapes())[shape]
 
     def shapes(self) -> tuple[tuple[Shape, ShapeKeys], ...]:
         return (Shape.CHAT, self.chat), (Shape.TOOLS, self.tools), (Shape.TEXT, self.text)

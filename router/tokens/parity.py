@@ -54,11 +54,12 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What prompts are keyed from, who is asked, and what differs."""
+    """What prompts are keyed from, what differs, who is asked, and what stands for the tokens those make."""
 
     source: KeySource
     why: str = ""
     askable: tuple[WorkerId, ...] = ()
+    tokens: int = 0
 
 
 class ModelParity:
@@ -111,18 +112,16 @@ class ModelParity:
         if not ready:
             return
         self.is_open = False
-        changed: dict[tuple[KeySource, str], list[str]] = {}
+        changed: dict[tuple[KeySource, bool], list[Shape]] = {}
         for shape, keys in self.keys.shapes():
             self._weigh(shape, keys, ready, now_s)
             choice = choose(shape, ready)
             if choice.source is not keys.source or bool(choice.why) is not bool(keys.why):
-                changed.setdefault((choice.source, choice.why), []).append(PLURAL[shape])
-            keys.source, keys.why, keys.askable = choice.source, choice.why, choice.askable
+                changed.setdefault((choice.source, bool(choice.why)), []).append(shape)
+            keys.source, keys.why, keys.askable, keys.tokens = choice.source, choice.why, choice.askable, choice.tokens
         self._has_limits = any(witness.counted or witness.untold for witness in ready)
-        for (source, why), shapes in changed.items():
-            level = logging.WARNING if why else logging.INFO
-            reason = why or "its tokens are those of the engines again"
-            log.log(level, "model %r: %s are %s: %s", self.name, ", ".join(shapes), EFFECT[source], reason)
+        for (source, differs), shapes in changed.items():
+            self._tell(source, shapes, self.keys.by_shape(shapes[0]).why if differs else "")
         self._tell_once(ready, bool(changed))
 
     def _weigh(self, shape: Shape, keys: ShapeKeys, ready: Sequence[Witness], now_s: float) -> None:
@@ -155,6 +154,12 @@ class ModelParity:
             keys.counted.forget(worker)
             keys.asked.forget(worker)
 
+    def _tell(self, source: KeySource, shapes: Sequence[Shape], why: str) -> None:
+        level = logging.WARNING if why else logging.INFO
+        plural = ", ".join(PLURAL[shape] for shape in shapes)
+        reason = why or "its tokens are those of the engines again"
+        log.log(level, "model %r: %s are %s: %s", self.name, plural, EFFECT[source], reason)
+
     def _tell_once(self, ready: Sequence[Witness], is_said: bool) -> None:
         """The first result is worth a line even where nothing follows from it."""
         if self._is_told or not (is_said or all(witness.probed for witness in ready)):
@@ -178,9 +183,11 @@ def choose(shape: Shape, ready: Sequence[Witness]) -> Choice:
     matching = [witness for witness in ready if witness.verdict(shape).matches]
     if matching and not any(witness.worker.truth in (Truth.EXACT, Truth.UNTRUSTED) for witness in differing):
         return Choice(KeySource.TOKENIZER, f"{why}; others match")
-    askable = tuple(witness.worker.id for witness in differing if witness.can_tell(shape))
-    if askable:
-        return Choice(KeySource.ENGINE, why, askable)
+    tellers = [witness for witness in differing if witness.can_tell(shape)]
+    if tellers:
+        tokens = tellers[0].probed[shape].tokens
+        askable = tuple(witness.worker.id for witness in tellers if witness.probed[shape].tokens == tokens)
+        return Choice(KeySource.ENGINE, why, askable, tokens)
     if any(shape in witness.untold for witness in differing):
         why += "; the tokens it tells are not those it counts"
     return Choice(KeySource.TEXT, why)

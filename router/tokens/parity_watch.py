@@ -86,8 +86,8 @@ class ParityWatch:
     async def round(self) -> None:
         """Reads who serves what, asks the workers that are due, and judges."""
         if self._is_stale or self._seen_epoch != self._fleet.epoch:
-            self._is_stale, self._seen_epoch = False, self._fleet.epoch
             self._follow()
+            self._is_stale, self._seen_epoch = False, self._fleet.epoch
         now_s = self._clock()
         due = [worker for worker in self._fleet.workers if self._is_due(worker, now_s)][:CHECKS_PER_ROUND]
         async with asyncio.TaskGroup() as group:
@@ -161,13 +161,17 @@ class ParityWatch:
     def _name_alike(self) -> None:
         """Adapters are keyed like the model they build on, requests that name no model like the only one there is."""
         alike: dict[str, ModelKeys] = {}
+        self._alike = set()
+        others = self._sources.others
+        if others is None:
+            return
         if len(self.models) == 1 and "" not in self.models:
             alike[""] = next(iter(self.models.values())).keys
         for worker in self._fleet.workers:
             names = self._checks[worker.id].models
             base = next((self.models[name].keys for name in names if name in self.models), None)
             for adapter in adapters_of(worker):
-                if base is not None and self._sources.of(adapter) is self._sources.others and len(alike) < MAX_ALIKE:
+                if base is not None and self._sources.of(adapter) is others and len(alike) < MAX_ALIKE:
                     alike.setdefault(adapter, base)
         for name, keys in alike.items():
             self._sources.put(name, keys)

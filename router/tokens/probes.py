@@ -1,13 +1,14 @@
 """A fixed set of prompts, made into tokens here and by an engine, and in words where the two first differ."""
 
-import asyncio
 import struct
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from router.core.keys import TOKEN_BYTES
+from xxhash import xxh3_64
+
+from router.core.keys import TOKEN_BYTES, tokens_le
 from router.tokens.asking import TokenRoutes
 from router.tokens.book import SAMPLE, TokenizerEntry
 from router.tokens.key_sources import Shape
@@ -53,10 +54,14 @@ Probe = ChatPrompt | TextPrompt
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a worker's tokens for one shape of prompt are those made here, None where it does not tell, and in words why."""
+    """Whether a worker's tokens for one shape of prompt are those made here, None where it does not tell, and in words why.
+
+    `tokens` is a digest of all it told, 0 where it told nothing: workers with the same one make the same tokens.
+    """
 
     matches: bool | None
     why: str = ""
+    tokens: int = 0
 
 
 class Own(NamedTuple):
@@ -95,26 +100,30 @@ async def probe(entry: TokenizerEntry, routes: TokenRoutes, model: str | None) -
     return {shape: await probe_shape(entry, routes, model, probes) for shape, probes in probes_of(entry).items()}
 
 
-async def probe_shape(entry: TokenizerEntry, routes: TokenRoutes, model: str | None, probes: Sequence[Probe]) -> Verdict:
+async def probe_shape(entry: TokenizerEntry, routes: TokenRoutes, model: str | None, prompts: Sequence[Probe]) -> Verdict:
     """A probe that the engine refuses proves nothing: templates refuse chats, and releases lack routes."""
-    verdict = Verdict(None, "it was not asked")
-    for prompt in probes:
+    refused = differs = ""
+    told = xxh3_64()
+    count = 0
+    for place, prompt in enumerate(prompts):
         try:
             theirs = await routes.tokens(prompt, model)
         except NoTokens as reason:
             if not reason.lasting:
                 raise
-            if verdict.matches is None:
-                verdict = Verdict(None, str(reason))
+            refused = refused or str(reason)
             continue
-        ours = own_tokens(entry, prompt)
-        if isinstance(ours, str):
-            return Verdict(False, ours)
-        if ours.ids != theirs.ids.tolist():
-            return Verdict(False, await difference(entry, routes, model, prompt, ours, theirs))
-        verdict = Verdict(True)
-        await asyncio.sleep(0)
-    return verdict
+        count += 1
+        told.update(struct.pack("<I", place) + tokens_le(theirs.ids))
+        if not differs:
+            ours = own_tokens(entry, prompt)
+            if isinstance(ours, str):
+                differs = ours
+            elif ours.ids != theirs.ids.tolist():
+                differs = await difference(entry, routes, model, prompt, ours, theirs)
+    if not count:
+        return Verdict(None, refused)
+    return Verdict(not differs, differs, told.intdigest())
 
 
 def own_tokens(entry: TokenizerEntry, prompt: Probe) -> Own | str:
