@@ -153,7 +153,7 @@ def test_counts_alone_prove_a_difference(options: LlamaCppOptions, tmp_path: Pat
     """An engine that is not asked is given away by what it counts; then its prompts are keyed by text, and still found."""
     tokenizer = write_folder(tmp_path / "tokenizer", byte_level(GPT2_LIKE), chat_template=CHATML)
     with one_router(options, tmp_path, tokenizer, kind="openai") as (_, router), sdk(router) as client:
-        until(lambda: router.admin("/models")["models"], "the model is known")
+        until(lambda: any(row["model"] == MODEL for row in router.admin("/models")["models"]), "the model is known")
         talk = Talk(client, words("counted-", 120))
         for turn in range(9):
             talk.ask(f"Question {turn}?")
