@@ -164,16 +164,16 @@ def test_counts_that_differ_outweigh_probes_for_a_time() -> None:
     bench.count(0, 100, 103, 6)
     assert bench.sources()[0] == "tokenizer"
     bench.count(0, 100, 103, 1)
-    assert bench.chat.source is KeySource.ENGINE
+    assert bench.sources()[0] == "engine"
     assert "it counts other tokens in 52% of the latest prompts, 103 for 100 of the last one" in bench.chat.why
     bench.now_s += 99.0
     bench.settle()
-    assert bench.chat.source is KeySource.ENGINE
+    assert bench.sources()[0] == "engine"
     bench.now_s += 2.0
     bench.settle()
-    assert bench.chat.source is KeySource.TOKENIZER and not bench.chat.counted.differences
+    assert bench.sources()[0] == "tokenizer" and not bench.chat.counted.differences
     bench.count(0, 100, 103, 20)
-    assert bench.chat.source is KeySource.ENGINE
+    assert bench.sources()[0] == "engine"
 
 
 def test_told_tokens_that_count_otherwise_are_not_asked_for() -> None:
@@ -182,10 +182,10 @@ def test_told_tokens_that_count_otherwise_are_not_asked_for() -> None:
     bench.told(OTHER)
     bench.count(0, 100, 103, 20, asked=True)
     bench.settle()
-    assert bench.chat.source is KeySource.TEXT
+    assert bench.sources()[0] == "text"
     bench.now_s += 101.0
     bench.settle()
-    assert bench.chat.source is KeySource.ENGINE and not bench.chat.asked.differences
+    assert bench.sources()[0] == "engine" and not bench.chat.asked.differences
 
 
 def test_counts_of_engines_that_cannot_be_asked() -> None:
@@ -193,7 +193,7 @@ def test_counts_of_engines_that_cannot_be_asked() -> None:
     bench = Bench(1)
     bench.told(SILENT)
     bench.count(0, 10, 11, 20)
-    assert bench.chat.source is KeySource.TEXT
+    assert bench.sources()[0] == "text"
 
 
 def test_other_workers_counts_prove_nothing_of_the_asked() -> None:
@@ -203,7 +203,7 @@ def test_other_workers_counts_prove_nothing_of_the_asked() -> None:
     bench.told(OTHER, SAME)
     assert bench.chat.askable == (bench.fleet.workers[0].id,)
     bench.count(1, 100, 103, 20, asked=True)
-    assert bench.chat.source is KeySource.ENGINE
+    assert bench.sources()[0] == "engine"
 
 
 def test_a_restart_forgets_counts_and_keeps_verdicts_until_new_ones() -> None:
@@ -214,10 +214,10 @@ def test_a_restart_forgets_counts_and_keeps_verdicts_until_new_ones() -> None:
     bench.parity.restarted(bench.fleet.workers[0].id)
     bench.parity.restarted("gone")  # type: ignore[arg-type]
     bench.settle()
-    assert bench.chat.source is KeySource.ENGINE and bench.chat.why.endswith("the chat template differs")
+    assert bench.sources()[0] == "engine" and bench.chat.why.endswith("the chat template differs")
     assert not bench.chat.counted.differences
     bench.told(SAME)
-    assert bench.chat.source is KeySource.TOKENIZER
+    assert bench.sources()[0] == "tokenizer"
 
 
 def test_workers_that_left_or_are_down_do_not_count() -> None:
@@ -229,17 +229,17 @@ def test_workers_that_left_or_are_down_do_not_count() -> None:
         bench.fleet.apply(report(worker, 2.0, Lifecycle.DOWN), 2.0)
     bench.parity.serve(bench.fleet.workers)
     bench.settle()
-    assert bench.chat.source is KeySource.ENGINE and len(bench.chat.askable) == 2
+    assert bench.sources()[0] == "engine" and len(bench.chat.askable) == 2
     bench.fleet.apply(report(second, 3.0), 3.0)
     bench.parity.told(second.id, dict.fromkeys(Shape, SAME))
     bench.settle()
-    assert bench.chat.source is KeySource.TOKENIZER
+    assert bench.sources()[0] == "tokenizer"
     bench.count(0, 1, 2, 20)
     bench.parity.serve([second])
     assert not bench.chat.counted.differences and list(bench.parity.witnesses) == [second.id]
     bench.parity.told(first.id, dict.fromkeys(Shape, OTHER))
     bench.settle()
-    assert bench.chat.source is KeySource.TOKENIZER
+    assert bench.sources()[0] == "tokenizer"
 
 
 def test_a_worker_under_an_old_name_is_a_new_one() -> None:

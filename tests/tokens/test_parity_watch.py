@@ -40,12 +40,12 @@ class Bench:
         self.engines: dict[WorkerId, TokenEngine] = {}
         self.watch = ParityWatch(settings, self.fleet, self.sources, self.engines.get, lambda: self.now_s)
 
-    def add(self, engine: TokenEngine | None, *models: str, **facts: object) -> Worker:
+    def add(self, engine: TokenEngine | None, *models: str, adapters: tuple[str, ...] | None = None) -> Worker:
         """A ready worker that lists these models; without an engine its kind has no route."""
         worker = self.fleet.add(spec(len(self.fleet) + 1), self.now_s)
         if engine is not None:
             self.engines[worker.id] = engine
-        self.tell(worker, models=models or None, **facts)
+        self.tell(worker, models=models or None, adapters=adapters)
         return worker
 
     def tell(self, worker: Worker, lifecycle: Lifecycle = Lifecycle.READY, **facts: object) -> None:
@@ -102,7 +102,7 @@ async def test_silence_is_asked_again_later_and_later(bench: Bench, caplog: pyte
     silent, good = TokenEngine(SAME), TokenEngine(OTHER)
     silent.mood = NoTokens("no answer", lasting=False)
     worker, other = bench.add(silent, "m"), bench.add(good, "n")
-    times = []
+    times: list[float] = []
     for _ in range(400):
         await bench.watch.round()
         if len(silent.asked) > len(times):
