@@ -14,7 +14,9 @@ from collections.abc import Callable
 import uvloop
 from aiohttp import web
 
+from engines.fetch import EngineHttp
 from engines.sidecar.watch import watch
+from engines.token_routes import TokenRoutes, token_routes_of
 from router.admin.app import make_app
 from router.core.fleet import Fleet
 from router.core.placement import Placement
@@ -27,6 +29,7 @@ from router.proxy.plane import DataPlane
 from router.settings import EngineSpec, Settings
 from router.tokens.book import TokenizerBook
 from router.tokens.keyer import Keyer
+from router.tokens.parity_watch import ParityWatch
 
 log = logging.getLogger("warmline")
 BACKLOG = 4096  # connections the kernel holds before they are accepted
@@ -49,10 +52,12 @@ class Router:
         self.keyer = Keyer(settings.tokens, book, stats, settings.routing.ring_blocks)
         self.plane = DataPlane(settings, stats, self.fleet, self.placement, self.keyer, access_log, time.monotonic, time.time)
         self.listener = Listener(self.plane)
-        self.overview = Overview(self.plane, access_log)
+        self.parity = ParityWatch(settings.tokens, self.fleet, self.keyer.sources, self.token_routes, time.monotonic)
+        self.overview = Overview(self.plane, self.parity, access_log)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
+        self._token_https: dict[WorkerId, EngineHttp] = {}
 
     # Workers
 
@@ -71,6 +76,9 @@ class Router:
         if worker is not None:
             self._watches.pop(worker.id).cancel()
             self.plane.forget_worker(worker.id)
+            self.keyer.asking.forget(worker.id)
+            if (http := self._token_https.pop(worker.id, None)) is not None:
+                http.close()
             log.info("worker %s is removed; requests on it end on their own", worker.id)
 
     def drain_worker(self, worker_id: str) -> None:
@@ -86,6 +94,16 @@ class Router:
         for change in self.fleet.apply(report, time.monotonic()):
             if change.worker.lifecycle is Lifecycle.DOWN:
                 self.plane.pool.close_worker(change.worker.id)
+
+    def token_routes(self, worker_id: WorkerId) -> TokenRoutes | None:
+        """How a worker is asked for tokens; None where it is gone or its kind cannot be."""
+        worker = self.fleet.get(worker_id)
+        if worker is None:
+            return None
+        http = self._token_https.get(worker.id)
+        if http is None:
+            http = self._token_https[worker.id] = EngineHttp(worker.spec, self.settings.fleet.probe_timeout_s)
+        return token_routes_of(worker.kind, http)
 
     def _fleet_size(self) -> int:
         return len(self._watches)
@@ -106,7 +124,10 @@ class Router:
                 admin_port = await self._start_admin(stack)
                 self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 self.plane.pool.start(self._group)
-                sweeper = self._group.create_task(self.listener.sweep_forever(time.monotonic))
+                self.keyer.asking.open(self._group, self.token_routes)
+                loops = [self._group.create_task(self.listener.sweep_forever(time.monotonic))]
+                if settings.tokens.check_tokens:
+                    loops.append(self._group.create_task(self.parity.run()))
                 for spec in settings.engines:
                     self.add_worker(spec)
                 keep_collections_short()
@@ -116,8 +137,10 @@ class Router:
                     started(port, admin_port)
                 await self._stop.wait()
                 await self._drain(server)
-                sweeper.cancel()
-                for task in self._watches.values():
+                self.keyer.asking.close()
+                for http in self._token_https.values():
+                    http.close()
+                for task in (*loops, *self._watches.values()):
                     task.cancel()
                 self.plane.pool.close()
         finally:

@@ -43,6 +43,13 @@ REASONS = {
     "round_robin": "it was its turn",
     "random": "it was drawn at random",
 }
+KEY_REASONS = {
+    "engine_asked": "told by an engine, because the tokenizer makes others",
+    "engine_late": "the engine asked for the tokens had not answered within the deadline",
+    "engine_failed": "no engine told the tokens, and the tokenizer makes others",
+    "asks_full": "too many prompts wait for an engine to tell their tokens",
+    "tokens_differ": "the tokenizer makes other tokens than the engines",
+}
 RING_POLICY_HOME = "it is the prompt's home on the ring, or the first in turn that was not over the ring's bound"
 DEARER_HOME = "; a home wins unless another worker is cheaper by more than a quarter of what computing the whole prompt takes"
 
@@ -259,6 +266,8 @@ def remarks(worker: Row) -> str:
     if worker.get("truth") not in ("modelled", None):
         reason = worker.get("truth_reason")
         rows.append(f"cache {cell(worker.get('truth'))}" + (f": {plain(reason)}" if reason else ""))
+    if worker.get("tokens_match") is False:
+        rows.append(f"other tokens than the tokenizer: {cell(worker.get('tokens_why'))}")
     return "; ".join(row for row in rows if row != UNKNOWN) or UNKNOWN
 
 
@@ -321,7 +330,8 @@ def facts(decision: Row) -> list[tuple[str, str]]:
 
 def key_source(decision: Row) -> str:
     reason = decision.get("unkeyed_reason")
-    return cell(decision.get("key_form")) + (f" ({plain(reason)})" if reason else "")
+    words = KEY_REASONS.get(str(reason), reason)
+    return cell(decision.get("key_form")) + (f" ({plain(words)})" if reason else "")
 
 
 def cached_text(decision: Row) -> str:

@@ -3,18 +3,22 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from router.admin.figures import Bound, IndexFigures, WorkerFigures
+from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, WorkerFigures, WorkerTokens
 from router.core.fleet import Worker
 from router.core.types import Decision
 from router.log import AccessLog
 from router.proxy.plane import DataPlane
+from router.tokens.key_sources import Shape, ShapeKeys
+from router.tokens.parity import ModelParity
+from router.tokens.parity_watch import ParityWatch
 
 
 class Overview:
     """Read-only; every method answers from memory."""
 
-    def __init__(self, plane: DataPlane, access_log: AccessLog | None) -> None:
+    def __init__(self, plane: DataPlane, parity: ParityWatch, access_log: AccessLog | None) -> None:
         self._plane = plane
+        self._parity = parity
         self._access_log = access_log
 
     def workers(self) -> Sequence[WorkerFigures]:
@@ -31,6 +35,21 @@ class Overview:
         index = self._plane.placement.index
         return IndexFigures(index.blocks, index.bytes, index.evictions)
 
+    def models(self) -> Sequence[ModelFigures]:
+        return [
+            ModelFigures(
+                parity.name,
+                parity.keys.entry.name,
+                tuple(shape_figures(parity, shape, keys) for shape, keys in parity.keys.shapes()),
+            )
+            for parity in self._parity.models.values()
+        ]
+
+    def key_sources(self) -> Iterable[tuple[str, str, str]]:
+        for parity in self._parity.models.values():
+            for shape, keys in parity.keys.shapes():
+                yield parity.name, shape, keys.source
+
     def bounds(self) -> Iterable[Bound]:
         plane = self._plane
         limits, settings, stats = plane.limits, plane.settings, plane.stats
@@ -42,6 +61,7 @@ class Overview:
         yield Bound("max_sessions", plane.placement.sessions_kept, settings.routing.max_sessions)
         yield Bound("memo_bytes", plane.keyer.memo.used_bytes, settings.tokens.memo_bytes)
         yield Bound("max_pending_tails", plane.keyer.bounds.tails, settings.tokens.max_pending_tails)
+        yield Bound("max_token_asks", plane.keyer.asking.in_flight, settings.tokens.max_token_asks)
         yield Bound("max_workers", len(plane.fleet), settings.fleet.max_workers)
         waiting = self._access_log.waiting if self._access_log is not None else 0
         yield Bound("max_log_lines", waiting, settings.log.max_log_lines)
@@ -56,6 +76,7 @@ class Overview:
     def _figures(self, worker: Worker, now_s: float) -> WorkerFigures:
         placement, report, load = self._plane.placement, worker.report, worker.load
         models = worker.models
+        tokens_match, tokens_why = self._parity.verdict_on(worker)
         return WorkerFigures(
             id=worker.id,
             url=worker.spec.url,
@@ -81,5 +102,17 @@ class Overview:
             predicted_cached_tokens=worker.predicted_tokens_mean,
             actual_cached_tokens=worker.actual_tokens_mean,
             cached_tokens_error=worker.error_tokens_mean,
+            tokens_match=tokens_match,
+            tokens_why=tokens_why,
             engine=dict(report.extra) if report else {},
         )
+
+
+def shape_figures(parity: ModelParity, shape: Shape, keys: ShapeKeys) -> ShapeFigures:
+    rows = []
+    for witness in parity.witnesses.values():
+        worker, verdict = witness.worker, witness.verdict(shape)
+        difference = keys.counted.differences.get(worker.id)
+        share = 0.0 if difference is None else difference.share
+        rows.append(WorkerTokens(worker.id, worker.kind, verdict.matches, verdict.why, share))
+    return ShapeFigures(shape, keys.source, keys.why, tuple(rows))

@@ -141,6 +141,14 @@ class TokenSettings(Checked):
     key_deadline_s: float = knob(0.05, "longest time a request waits for its keys; then it goes with those it has", low=0)
     max_keyed_body_bytes: int = knob(1024**2, "larger bodies are keyed by their raw first bytes", low=1024)
     max_pending_tails: int = knob(256, "prompts whose tails wait to be tokenised after dispatch", low=1)
+    check_tokens: bool = knob(
+        True, "compare the tokenizer's tokens with the engines' and key by asking an engine where they differ"
+    )
+    max_differing_share: float = knob(
+        0.5, "share of a worker's latest prompts that it may count otherwise than the tokenizer here", low=0.05, high=0.95
+    )
+    recheck_tokens_s: float = knob(3600.0, "time until a tokenizer that was given up for its counts is tried again", low=1)
+    max_token_asks: int = knob(64, "prompts whose tokens an engine is being asked for", low=1)
     tokenizer_cache: str = knob("", "folder for tokenizers converted from GGUF; empty means the user's cache folder")
 
 

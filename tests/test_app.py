@@ -6,6 +6,7 @@ import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -14,9 +15,14 @@ import pytest
 
 from router.app import Router, raise_file_limit
 from router.core.stats import Stats
-from router.settings import EngineSpec, FleetSettings, LimitSettings, ListenSettings, Settings
+from router.core.types import WorkerId
+from router.settings import EngineSpec, FleetSettings, LimitSettings, ListenSettings, Settings, TokenSettings
 from router.tokens.book import TokenizerBook
+from router.tokens.pre_tokenizers import GPT2
+from router.wire.engine_tokens import NoTokens
+from router.wire.openai_request import TextPrompt
 from tests.proxy.rig import EngineRequest, ScriptedEngine, answer_ok, chat, error_of, post, sized, split_answer, until
+from tests.tokens.vocabularies import byte_level, write_folder
 
 FAST = FleetSettings(probe_interval_s=0.05, scrape_interval_s=0.05, probe_timeout_s=1.0)
 
@@ -60,11 +66,12 @@ class Running:
 
 
 @asynccontextmanager
-async def running(*urls: str, drain_timeout_s: float = 5.0) -> AsyncIterator[Running]:
+async def running(*urls: str, drain_timeout_s: float = 5.0, tokens: TokenSettings | None = None) -> AsyncIterator[Running]:
     settings = Settings(
         listen=ListenSettings(port=0, admin_port=0),
         limits=replace(LimitSettings(), drain_timeout_s=drain_timeout_s),
         fleet=FAST,
+        tokens=tokens or TokenSettings(),
         engines=tuple(EngineSpec("openai", url) for url in urls),
     )
     router = Router(settings, Stats(), TokenizerBook(settings.tokens), None)
@@ -225,3 +232,31 @@ def test_file_limit_is_raised_to_the_hard_limit() -> None:
     raise_file_limit()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert soft == hard
+
+
+async def test_who_is_asked_for_tokens() -> None:
+    """Workers whose kind has a route for it, while they are in the fleet; the session is not the one of the probes."""
+    async with engine() as present, running(f"http://{present.worker_id}") as made:
+        router = made.router
+        (worker,) = router.fleet.workers
+        assert router.token_routes(worker.id) is None
+        router.add_worker(EngineSpec("vllm", "http://127.0.0.1:9"))
+        asked = router.token_routes(WorkerId("127.0.0.1:9"))
+        assert asked is not None
+        with pytest.raises(NoTokens, match="no connection"):
+            await asked.tokens(TextPrompt(("x",)), "m")
+        router.remove_worker("127.0.0.1:9")
+        assert router.token_routes(WorkerId("127.0.0.1:9")) is None
+
+
+@pytest.mark.parametrize("check_tokens", [True, False])
+async def test_tokens_are_compared_unless_told_not_to(check_tokens: bool, tmp_path: Path) -> None:
+    """The loop follows the fleet only where comparing is on; both end with the router."""
+    tokenizer = write_folder(tmp_path / "m", byte_level((GPT2,)))
+    tokens = TokenSettings(tokenizer=(str(tokenizer),), check_tokens=check_tokens)
+    async with engine() as present, running(f"http://{present.worker_id}", tokens=tokens) as made:
+        await made.ready(1)
+        if check_tokens:
+            await until(lambda: "m" in made.router.parity.models)
+        models = (await made.get("/models"))[1]["models"]
+        assert [model["model"] for model in models] == (["m"] if check_tokens else [])

@@ -108,13 +108,17 @@ def test_workers_as_a_table(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
     down = dataclasses.replace(WORKER, id=B, lifecycle=Lifecycle.DOWN, why="connection refused", models=None, running=None)
     odd = dataclasses.replace(WORKER, id="c:1", truth=Truth.NONE, truth_reason="no prefix cache", actual_cached_tokens=None)
     down.prefill_tokens_per_s, odd.prefill_tokens_per_s = 1800.0, None
-    admin.give("/workers", {"workers": [WORKER, down, odd]})
+    other = dataclasses.replace(WORKER, id="d:1", tokens_match=False, tokens_why="the chat template differs from token 3 on")
+    other.prefill_tokens_per_s = 2100.0
+    admin.give("/workers", {"workers": [WORKER, down, odd, other]})
     assert show_workers(admin.url, as_json=False) == 0
-    rows = [line for line in lines_of(capsys) if line.startswith(("10.", "c:1"))]
+    rows = [line for line in lines_of(capsys) if line.startswith(("10.", "c:1", "d:1"))]
     assert rows == [
         "10.0.0.1:8000 vllm ready llama, llama-lora 3 2 – 46% 50% 2,513 480 → 470 –",
         "10.0.0.2:8000 vllm down – 3 – – 46% 50% 1,800 480 → 470 connection refused",
         "c:1 vllm ready llama, llama-lora 3 2 – 46% 50% – – cache none: no prefix cache",
+        "d:1 vllm ready llama, llama-lora 3 2 – 46% 50% 2,100 480 → 470 "
+        "other tokens than the tokenizer: the chat template differs from token 3 on",
     ]
 
 
@@ -227,6 +231,23 @@ def test_explain_while_it_runs(admin: FakeAdmin, capsys: pytest.CaptureFixture[s
     assert "prompt 5,120 tokens, keys from none (multimodal)" in lines
     assert "TTFT –" in lines and "session s-1" in lines and "tried 10.0.0.2:8000" in lines
     assert any(line.startswith("outcome running for ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("form", "reason", "words"),
+    [
+        (KeyForm.TOKENS, "engine_asked", "tokens (told by an engine, because the tokenizer makes others)"),
+        (KeyForm.TEXT, "tokens_differ", "text (the tokenizer makes other tokens than the engines)"),
+        (KeyForm.TEXT, "engine_late", "text (the engine asked for the tokens had not answered within the deadline)"),
+    ],
+)
+def test_keys_that_are_not_the_tokenizers(
+    admin: FakeAdmin, capsys: pytest.CaptureFixture[str], form: KeyForm, reason: str, words: str
+) -> None:
+    """Where the tokenizer is not the engines' it is said in words what the keys are made from."""
+    admin.give("/decisions/r", dataclasses.replace(DECISION, key_form=form, unkeyed_reason=reason))
+    assert show_decision(admin.url, "r", as_json=False) == 0
+    assert f"prompt 5,120 tokens, keys from {words}" in lines_of(capsys)
 
 
 def test_unknown_fields_are_dashes(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:

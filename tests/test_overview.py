@@ -1,14 +1,27 @@
 """What the admin port is told."""
 
+from pathlib import Path
+
 from router.overview import Overview
 from router.settings import Settings
-from tests.proxy.rig import chat, rig
+from router.tokens.parity_watch import ParityWatch
+from router.tokens.pre_tokenizers import GPT2
+from tests.proxy.rig import Rig, chat, rig
+from tests.tokens.token_engine import TokenEngine
+from tests.tokens.vocabularies import CHATML, byte_level, entry_of, write_folder
+
+
+def overview_of(made: Rig, engine: TokenEngine | None = None) -> tuple[Overview, ParityWatch]:
+    """With an engine that tells the tokens of all workers."""
+    plane = made.plane
+    watch = ParityWatch(plane.settings.tokens, plane.fleet, plane.keyer.sources, lambda worker: engine, plane.clock)
+    return Overview(plane, watch, None), watch
 
 
 async def test_figures_follow_the_router() -> None:
     """Workers, bounds and the index show what a request left behind."""
     async with rig() as made:
-        overview = Overview(made.plane, None)
+        overview, _ = overview_of(made)
         await made.post(chat("hello " * 100))
         worker = overview.workers()[0]
         assert (worker.id, worker.in_flight, worker.models) == (made.engines[0].worker_id, 0, ("m",))
@@ -23,8 +36,29 @@ async def test_every_bound_has_a_size_and_its_knob() -> None:
     """Each bounded thing is shown beside the knob that bounds it, never above it."""
     async with rig() as made:
         await made.post(chat())
-        bounds = {bound.knob: bound for bound in Overview(made.plane, None).bounds()}
+        bounds = {bound.knob: bound for bound in overview_of(made)[0].bounds()}
         assert all(0 <= bound.size <= bound.limit for bound in bounds.values())
         sections = vars(Settings())
         assert all(any(hasattr(section, knob) for section in sections.values()) for knob in bounds)
         assert bounds["max_idle_connections"].size == 1 and bounds["decision_log_size"].size == 1
+
+
+async def test_tokens_that_differ_are_shown(tmp_path: Path) -> None:
+    """The model's figures, its metric's rows and the worker's own say that an engine makes other tokens, and where."""
+    tokenizer = write_folder(tmp_path / "m", byte_level((GPT2,)), chat_template=CHATML)
+    other = entry_of(byte_level((GPT2,)), CHATML.replace("<|im_end|>", ""))
+    async with rig(tokenizer=(str(tokenizer),)) as made:
+        overview, watch = overview_of(made, TokenEngine(other))
+        assert overview.workers()[0].tokens_match is None
+        await watch.round()
+        (worker,) = overview.workers()
+        assert worker.tokens_match is False and worker.tokens_why.startswith("the chat template differs from token")
+        (model,) = overview.models()
+        assert (model.model, model.tokenizer) == ("m", "m")
+        found = {shape.shape: (shape.keys_from, [row.matches for row in shape.workers]) for shape in model.prompts}
+        assert found == {"chat": ("engine", [False]), "tools": ("engine", [False]), "text": ("tokenizer", [True])}
+        assert list(overview.key_sources()) == [("m", "chat", "engine"), ("m", "tools", "engine"), ("m", "text", "tokenizer")]
+        keys = made.plane.keyer.sources.of("m")
+        assert keys is not None
+        keys.chat.counted.note(worker.id, 1, 2)
+        assert overview.models()[0].prompts[0].workers[0].differing_share == 0.1

@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from router.admin.exposition import CONTENT_TYPE, pieces
-from router.admin.figures import Bound, IndexFigures, WorkerFigures, decision_row
+from router.admin.figures import Bound, IndexFigures, ModelFigures, WorkerFigures, decision_row
 from router.admin.metrics import RouterCollector
 from router.admin.replies import DecisionNotFound, WorkerExists, WorkerNotFound, json_reply, with_request_id
 from router.core.stats import Stats
@@ -34,6 +34,11 @@ class View(Protocol):
         """The newest first."""
 
     def index(self) -> IndexFigures: ...
+
+    def models(self) -> Sequence[ModelFigures]: ...
+
+    def key_sources(self) -> Iterable[tuple[str, str, str]]:
+        """(model, shape of prompt, what such prompts are keyed from) of each model with a tokenizer."""
 
     def bounds(self) -> Iterable[Bound]: ...
 
@@ -64,6 +69,7 @@ def make_app(view: View, control: Control, stats: Stats) -> web.Application:
             web.get("/metrics", routes.metrics),
             web.get("/healthz", routes.healthz),
             web.get("/readyz", routes.readyz),
+            web.get("/models", routes.list_models),
             web.get("/workers", routes.list_workers),
             web.post("/workers", routes.add_worker),
             web.post("/workers/{id:.+}/drain", routes.drain_worker),
@@ -83,7 +89,7 @@ class AdminRoutes:
     def __init__(self, view: View, control: Control, stats: Stats) -> None:
         self._view = view
         self._control = control
-        self._collector = RouterCollector(stats, view.workers, view.bounds, view.index)
+        self._collector = RouterCollector(stats, view.workers, view.bounds, view.index, view.key_sources)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Written piece by piece: a page of a thousand workers would otherwise hold the event loop for long."""
@@ -105,6 +111,10 @@ class AdminRoutes:
         if not ready:
             answer["reasons"] = reasons(workers, closing)
         return json_reply(answer, 200 if ready else 503)
+
+    async def list_models(self, request: web.Request) -> web.StreamResponse:
+        """Models with a tokenizer: whether its tokens are the engines', and from what prompts are keyed."""
+        return json_reply({"models": self._view.models()})
 
     async def list_workers(self, request: web.Request) -> web.StreamResponse:
         return json_reply({"workers": self._view.workers()})

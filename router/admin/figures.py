@@ -37,6 +37,8 @@ class WorkerFigures:
     predicted_cached_tokens: float | None = None  # moving averages per request whose engine told
     actual_cached_tokens: float | None = None
     cached_tokens_error: float | None = None  # moving average of |predicted - actual|
+    tokens_match: bool | None = None  # its tokens are those of the tokenizer here
+    tokens_why: str = ""  # where they are not, or where it is not known
     engine: dict[str, float] = field(default_factory=dict)  # further numbers of its kind, see engines/
 
 
@@ -56,6 +58,36 @@ class IndexFigures:
     blocks: int
     bytes: int
     evicted_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTokens:
+    """Whether a worker's tokens for one shape of prompt are those of the tokenizer here; None is unknown."""
+
+    id: str
+    kind: str
+    matches: bool | None
+    why: str
+    differing_share: float  # of the latest prompts, by the engine's count
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeFigures:
+    """What prompts of one shape are keyed from: tokenizer, engine (asked for their tokens) or text, and why not the first."""
+
+    shape: str  # chat, tools (chats with tools) or text
+    keys_from: str
+    why: str
+    workers: tuple[WorkerTokens, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFigures:
+    """A model with a tokenizer. `model` is "any" for workers that list none."""
+
+    model: str
+    tokenizer: str
+    prompts: tuple[ShapeFigures, ...]
 
 
 def decision_row(decision: Decision) -> dict[str, Any]:

@@ -28,11 +28,13 @@ class RouterCollector(Collector):
         workers: Callable[[], Sequence[WorkerFigures]],
         bounds: Callable[[], Iterable[Bound]],
         index: Callable[[], IndexFigures],
+        key_sources: Callable[[], Iterable[tuple[str, str, str]]],
     ) -> None:
         self._stats = stats
         self._workers = workers
         self._bounds = bounds
         self._index = index
+        self._key_sources = key_sources
 
     def collect(self) -> Iterator[Metric]:
         workers = self._workers()
@@ -42,6 +44,7 @@ class RouterCollector(Collector):
         yield from histograms(self._stats)
         yield from bound_gauges(self._bounds())
         yield from index_families(self._index())
+        yield model_keys(self._key_sources())
         yield from worker_families(workers)
 
     def describe(self) -> Iterator[Metric]:
@@ -61,7 +64,8 @@ def labelled_counters(stats: Stats) -> Iterator[Metric]:
         ("requests", "Requests answered", ("route", "worker", "status"), many_labels(stats.requests)),
         ("errors", "Errors answered by the router itself", ("reason",), one_label(stats.errors)),
         ("decisions", "Choices of a worker", ("policy", "reason"), many_labels(stats.decisions)),
-        ("unkeyed_requests", "Requests routed by load because they have no key", ("reason",), one_label(stats.unkeyed)),
+        ("unkeyed_requests", "Requests not keyed by their tokens, by the reason", ("reason",), one_label(stats.unkeyed)),
+        ("token_asks", "Prompts whose tokens an engine was to tell", ("result",), one_label(stats.token_asks)),
         ("keyed_requests", "Requests by the form of their keys", ("form",), one_label(stats.key_forms)),
         ("retries", "Requests sent to another worker, by the failure before", ("reason",), one_label(stats.retries)),
         ("upstream_failures", "Failures of a worker", ("worker", "reason"), many_labels(stats.upstream_failures)),
@@ -143,6 +147,14 @@ def index_families(index: IndexFigures) -> Iterator[Metric]:
     )
 
 
+def model_keys(key_sources: Iterable[tuple[str, str, str]]) -> Metric:
+    labels = ("model", "prompts", "source")
+    family = GaugeMetricFamily("warmline_model_keys", "Always 1; what prompts are keyed from", labels=labels)
+    for row in key_sources:
+        family.add_metric(row, 1)
+    return family
+
+
 WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerFigures], float | None]], ...] = (
     ("up", "1 when ready for requests", lambda w: float(w.lifecycle is Lifecycle.READY)),
     ("weight", "Its share as configured", lambda w: w.weight),
@@ -160,6 +172,7 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerFigures], float | None]], .
     ("predicted_cached_tokens", "Moving average per request", lambda w: w.predicted_cached_tokens),
     ("actual_cached_tokens", "Moving average per request", lambda w: w.actual_cached_tokens),
     ("cached_tokens_error", "Moving average of |predicted - actual|", lambda w: w.cached_tokens_error),
+    ("tokens_match", "1 when its tokens are those of the tokenizer here, 0 when not", lambda w: w.tokens_match),
 )  # fmt: skip
 WORKER_COUNTERS = (
     ("probe_failures", "Probes that failed"),

@@ -128,6 +128,8 @@ class Placement:
         told_tokens = cached_tokens = completion_tokens = None
         if usage is not None:
             told_tokens, cached_tokens, completion_tokens = usage
+            if told_tokens is not None and lease.prompt.tally is not None:
+                lease.prompt.tally.note(lease.worker.id, lease.prompt.prompt_tokens, told_tokens)
         prompt_tokens = told_tokens or decision.prompt_tokens
         decision.actual_cached_tokens = cached_tokens
         self._count(decision.predicted_cached_tokens, prompt_tokens, cached_tokens, completion_tokens, usage is not None)

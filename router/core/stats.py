@@ -61,6 +61,7 @@ class Stats:
         self.decision_s = Histogram(DECISION_BUCKETS_S)
         self.key_wait_s = Histogram(DECISION_BUCKETS_S)
         self.key_deadline_missed = 0
+        self.token_asks: defaultdict[str, int] = defaultdict(int)  # told, remembered, failed or refused (too many at a time)
         self.tails_dropped = 0  # prompts not tokenised to their end after dispatch: too many waited
         self.connections_open = 0
         self.connections_total = 0

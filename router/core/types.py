@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple, NewType
 
+from router.core.token_tally import TokenTally
+
 WorkerId = NewType("WorkerId", str)
 BLOCK_TOKENS: Final = 16  # canonical block; an engine's block is a multiple (design: keys)
 TEXT_BLOCK_BYTES: Final = 64  # one block of text keys, about 16 tokens of English
@@ -44,6 +46,8 @@ class PromptKeys:
 
     `keys` may be a leading part of the whole chain while `complete` is False; what is missing is not held by any
     worker or is being computed. `prompt_tokens` counts the whole prompt, estimated where `exact_tokens` is False.
+    `unkeyed_reason` says why they are not from the tokens that the tokenizer here makes.
+    `tally` compares that count with the engine's; None where it is no count of a tokenizer.
     """
 
     keys: "array[int]"
@@ -52,11 +56,12 @@ class PromptKeys:
     complete: bool
     exact_tokens: bool
     unkeyed_reason: str | None
+    tally: TokenTally | None
 
     # Written out, here and in Decision: one that dataclass makes stays interpreted, and these are made for each request.
     def __init__(
         self, keys: "array[int]", prompt_tokens: int, form: KeyForm = KeyForm.TOKENS, complete: bool = True,
-        exact_tokens: bool = True, unkeyed_reason: str | None = None,
+        exact_tokens: bool = True, unkeyed_reason: str | None = None, tally: TokenTally | None = None,
     ) -> None:  # fmt: skip
         self.keys = keys
         self.prompt_tokens = prompt_tokens
@@ -64,6 +69,7 @@ class PromptKeys:
         self.complete = complete
         self.exact_tokens = exact_tokens
         self.unkeyed_reason = unkeyed_reason
+        self.tally = tally
 
 
 class Usage(NamedTuple):

@@ -55,6 +55,15 @@ class TokenizerEntry:
         """
         return tokens_le(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def special_texts(self) -> list[str]:
+        """The texts of its special tokens, the first ones first."""
+        return [token.content for token in self.tokenizer.get_added_tokens_decoder().values() if token.special]
+
     def note_ratio(self, chars: int, tokens: int) -> None:
         """What was just tokenised, for `estimate`: an average over about the last two million characters."""
         self._chars += chars
@@ -95,8 +104,8 @@ class TokenizerBook:
     """Loads every entry at birth: SettingsError names the entry and what is wrong with it."""
 
     def __init__(self, settings: TokenSettings) -> None:
-        self._by_model: dict[str, TokenizerEntry] = {}
-        self._for_all: TokenizerEntry | None = None
+        self.by_model: dict[str, TokenizerEntry] = {}  # those given as MODEL=PATH
+        self.for_all: TokenizerEntry | None = None
         loaded: dict[Path, TokenizerEntry] = {}
         for given in settings.tokenizer:
             model, path = split_entry(given)
@@ -104,17 +113,17 @@ class TokenizerBook:
             if entry is None:
                 entry = loaded[path] = load(path, settings.tokenizer_cache)
             if model is None:
-                if self._for_all is not None:
+                if self.for_all is not None:
                     raise SettingsError(f"tokenizer: {given!r} is a second PATH without MODEL=; only one can serve all models")
-                self._for_all = entry
-            elif model in self._by_model:
+                self.for_all = entry
+            elif model in self.by_model:
                 raise SettingsError(f"tokenizer: model {model!r} is given twice")
             else:
-                self._by_model[model] = entry
+                self.by_model[model] = entry
 
     def for_model(self, model: str | None) -> TokenizerEntry | None:
         """The entry of MODEL=PATH, else the one of a bare PATH, else None."""
-        return self._by_model.get(model or "", self._for_all)
+        return self.by_model.get(model or "", self.for_all)
 
 
 def split_entry(given: str) -> tuple[str | None, Path]:

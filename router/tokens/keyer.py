@@ -5,12 +5,15 @@ import secrets
 from router.core.stats import Stats
 from router.core.types import KeyForm
 from router.settings import TokenSettings
+from router.tokens.asked_keys import AskedKeying, AskedKeys
+from router.tokens.asking import Asking
 from router.tokens.body_memo import BodyMemo
-from router.tokens.book import TokenizerBook, TokenizerEntry
+from router.tokens.book import TokenizerBook
 from router.tokens.byte_memo import ByteMemo
 from router.tokens.direct_keys import direct_keys, root_of
 from router.tokens.encode_lanes import EncodeLanes
-from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds
+from router.tokens.key_sources import KeySource, KeySources, ModelKeys, ShapeKeys
+from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds, count_keys
 from router.tokens.memo import PrefixMemo
 from router.tokens.template import TemplateFailed
 from router.tokens.walk import Walk
@@ -26,13 +29,15 @@ class Keyer:
     def __init__(self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16) -> None:
         self.memo = PrefixMemo(settings.memo_bytes)
         self.bounds = TailBounds(settings.max_pending_tails, stats)
-        self._book = book
+        self.sources = KeySources(book)
+        self.asking = Asking(settings.max_token_asks, stats)
         self._stats = stats
         self._min_blocks = min_blocks
         self._lanes = EncodeLanes(settings.tokenizer_threads)
         self._seed = secrets.randbits(64)
         self._bytes = ByteMemo(self.memo, self._seed)
         self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed)
+        self._asked = AskedKeys(self.memo, self._seed, self.asking, stats, min_blocks)
         self._settings = settings
 
     def read(self, path: str, body: bytes, session_header: str | None) -> ModelCall:
@@ -50,48 +55,69 @@ class Keyer:
         them can matter to a choice. It must not keep the array. Never raises: what cannot be keyed says why.
         """
         keying = self._start(call, is_held)
-        keys = keying.keys
-        self._stats.key_forms[keys.form] += 1
-        if keys.unkeyed_reason is not None:
-            self._stats.unkeyed[keys.unkeyed_reason] += 1
+        if not isinstance(keying, AskedKeying):
+            count_keys(self._stats, keying.keys)
         return keying
 
     def close(self) -> None:
         """Queued work is dropped, and so is what is given to `finish` from now on."""
         self._lanes.close()
+        self.asking.close()
 
     def _start(self, call: ModelCall, is_held: IsHeld) -> Keying:
         prompt = call.prompt
         if isinstance(prompt, TextPrompt) or (isinstance(prompt, ChatPrompt) and prompt.rendered):
-            entry = self._book.for_model(call.model)
-            if entry is not None:
-                walk = self._walk(call, prompt, entry)
+            model = self.sources.of(call.model)
+            if model is not None:
+                shape = model.of(prompt)
+                if shape.source is not KeySource.TOKENIZER:
+                    return self._otherwise(call, prompt, model, shape, is_held)
+                walk = self._walk(call, prompt, model, shape)
                 if isinstance(walk, str):
                     return Keying(direct_keys(call, self._bytes, walk))
-                keying = DeepKeying(walk, entry, is_held, self._lanes, self.bounds)
+                keying = DeepKeying(walk, model.entry, is_held, self._lanes, self.bounds)
                 keying.look(self._min_blocks)
                 return Keying(keying.keys) if walk.done else keying
         return Keying(direct_keys(call, self._bytes))
 
-    def _walk(self, call: ModelCall, prompt: ChatPrompt | TextPrompt, entry: TokenizerEntry) -> Walk | UnkeyedReason:
+    def _otherwise(
+        self, call: ModelCall, prompt: ChatPrompt | TextPrompt, model: ModelKeys, shape: ShapeKeys, is_held: IsHeld
+    ) -> Keying:
+        """The tokenizer here makes other tokens than the engines."""
+        reason = None if isinstance(prompt, TextPrompt) else unreadable(prompt)
+        if reason is None and shape.source is KeySource.ENGINE:
+            return self._asked.start(call, prompt, model.entry, shape, is_held, lambda why: direct_keys(call, self._bytes, why))
+        return Keying(direct_keys(call, self._bytes, reason or "tokens_differ"))
+
+    def _walk(
+        self, call: ModelCall, prompt: ChatPrompt | TextPrompt, model: ModelKeys, shape: ShapeKeys
+    ) -> Walk | UnkeyedReason:
         """The prompt's text with what the memo knows of it, or why there is none."""
         more_chars = 0
+        entry = model.entry
         if isinstance(prompt, TextPrompt):
             text, affixed = prompt.texts[0], True
             more_chars = sum(map(len, prompt.texts[1:]))
         else:
-            if prompt.has_client_template:
-                return "client_template"
-            if prompt.multimodal:
-                return "multimodal"
+            reason = unreadable(prompt)
+            if reason is not None:
+                return reason
             if entry.template is None:
                 return "no_template"
             try:
                 text, affixed = entry.chat_text(prompt)
             except TemplateFailed:
                 return "template_error"
+        root = root_of(call, KeyForm.TOKENS)
         try:
-            walk = Walk(entry, self.memo, self._seed, root_of(call, KeyForm.TOKENS), text, affixed, more_chars)
+            walk = Walk(entry, self.memo, self._seed, root, text, affixed, more_chars, shape.counted)
         except UnicodeEncodeError:
             return "not_utf8"
         return walk if walk.end else "no_cuts"
+
+
+def unreadable(prompt: ChatPrompt) -> UnkeyedReason | None:
+    """Why no template here, and no engine that is asked, may or can make tokens of it."""
+    if prompt.has_client_template:
+        return "client_template"
+    return "multimodal" if prompt.multimodal else None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from router.core.stats import Stats
-from router.core.types import BLOCK_TOKENS, PromptKeys
+from router.core.types import BLOCK_TOKENS, KeyForm, PromptKeys
 from router.tokens.book import TokenizerEntry, encode_all
 from router.tokens.encode_lanes import EncodeLanes
 from router.tokens.walk import Walk
@@ -42,6 +42,12 @@ class TailBounds:
     def release(self, chars: int) -> None:
         self.tails -= 1
         self.chars -= chars
+
+
+def count_keys(stats: Stats, keys: PromptKeys) -> None:
+    stats.key_forms[keys.form] += 1
+    if keys.unkeyed_reason is not None and keys.form is not KeyForm.TOKENS:
+        stats.unkeyed[keys.unkeyed_reason] += 1
 
 
 class Keying:

@@ -5,6 +5,7 @@ from array import array
 from xxhash import xxh3_128
 
 from router.core.keys import BLOCK_BYTES, TOKEN_BYTES, chain
+from router.core.token_tally import TokenTally
 from router.core.types import KeyForm, PromptKeys
 from router.tokens.book import TokenizerEntry
 from router.tokens.memo import PrefixMemo, Span, keys_up_to
@@ -24,6 +25,7 @@ class Walk:
         "_rest",
         "_root",
         "_span",
+        "_tally",
         "at",
         "end",
         "keys",
@@ -33,12 +35,13 @@ class Walk:
     )
 
     def __init__(
-        self, entry: TokenizerEntry, memo: PrefixMemo, seed: int, root: int, text: str, affixed: bool, more_chars: int = 0
-    ) -> None:
+        self, entry: TokenizerEntry, memo: PrefixMemo, seed: int, root: int, text: str, affixed: bool, more_chars: int = 0,
+        tally: TokenTally | None = None,
+    ) -> None:  # fmt: skip
         """Looks the text up in `memo` at once. UnicodeEncodeError on a lone surrogate.
 
         `seed` is this process's own, so that nobody can make two texts with one digest. `more_chars` are of further
-        prompts of the same request, which count for tokens but have no keys.
+        prompts of the same request, which count for tokens but have no keys. `tally` goes with a count that is exact.
         """
         self.text = text
         self.more_chars = more_chars
@@ -46,6 +49,7 @@ class Walk:
         self._memo = memo
         self._root = root
         self._affixed = affixed
+        self._tally = tally
         self._cuts = cuts = entry.cutter.cuts(text)
         self._digests = digests = prefix_digests(seed, root, affixed, text, cuts)
         self.end = cuts[-1] if cuts else 0
@@ -114,7 +118,8 @@ class Walk:
         """What is known so far, in an array of its own."""
         left = len(self.text) - self.at + self.more_chars
         tokens = self.tokens + (self._entry.estimate(left) if left else 0)
-        return PromptKeys(self.keys[:], tokens, KeyForm.TOKENS, self.done, not left)
+        tally = None if left else self._tally
+        return PromptKeys(self.keys[:], tokens, KeyForm.TOKENS, self.done, not left, None, tally)
 
     @property
     def _last_key(self) -> int:

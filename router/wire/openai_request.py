@@ -42,6 +42,11 @@ UnkeyedReason = Literal[
     "no_template",
     "no_cuts",  # nowhere to cut a very long text: tokenising it would stall the loop
     "not_utf8",  # a lone surrogate: no tokenizer takes it
+    "tokens_differ",  # the tokenizer here makes other tokens than the engines, and none of them can be asked
+    "engine_asked",  # nothing amiss: an engine told the tokens
+    "engine_late",  # asked for the tokens, an engine had not answered within the deadline
+    "engine_failed",  # asked for the tokens, no engine told them
+    "asks_full",  # too many prompts wait for an engine to tell their tokens
 ]
 
 # What a call holds besides its prompt is read from these.

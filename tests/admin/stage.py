@@ -12,7 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from router.admin.app import make_app
-from router.admin.figures import Bound, IndexFigures, WorkerFigures
+from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, WorkerFigures, WorkerTokens
 from router.core.fleet import Fleet
 from router.core.placement import Lease, Placement
 from router.core.stats import Stats
@@ -49,6 +49,7 @@ def figures(worker_id: str = "10.0.0.1:8000", **changes: Any) -> WorkerFigures:
         "predicted_cached_tokens": 64.0,
         "actual_cached_tokens": 60.0,
         "cached_tokens_error": 4.0,
+        "tokens_match": True,
         "engine": {"probe_failures": 5.0, "scrape_failures": 6.0, "slots": 4.0},
     }
     return WorkerFigures(**{**known, **changes})
@@ -88,6 +89,14 @@ class Stage:
 
     def index(self) -> IndexFigures:
         return IndexFigures(self.placement.index.blocks, self.placement.index.bytes, self.placement.index.evictions)
+
+    def models(self) -> Sequence[ModelFigures]:
+        worker = WorkerTokens("10.0.0.1:8000", "vllm", False, "the chat template differs", 0.25)
+        shape = ShapeFigures("chat", "engine", "worker 10.0.0.1:8000 (vllm): the chat template differs", (worker,))
+        return [ModelFigures("m", "llama", (shape,))]
+
+    def key_sources(self) -> Iterable[tuple[str, str, str]]:
+        return [("m", "chat", "engine")]
 
     def bounds(self) -> Iterable[Bound]:
         return [Bound("max_workers", len(self.fleet), 4)]

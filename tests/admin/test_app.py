@@ -91,6 +91,16 @@ async def test_worker_ids_in_paths(url: str, path: str) -> None:
         assert stage.workers() == []
 
 
+async def test_models_are_shown() -> None:
+    """Of each model with a tokenizer: what its prompts are keyed from, and what each worker's tokens are."""
+    async with admin_port(Stage()) as admin:
+        answer = await admin.get("/models")
+        worker = {"id": "10.0.0.1:8000", "kind": "vllm", "matches": False, "why": "the chat template differs"}
+        shape = {"shape": "chat", "keys_from": "engine", "why": "worker 10.0.0.1:8000 (vllm): the chat template differs"}
+        expected = {**shape, "workers": [{**worker, "differing_share": 0.25}]}
+        assert answer.body == {"models": [{"model": "m", "tokenizer": "llama", "prompts": [expected]}]}
+
+
 async def test_unknown_worker() -> None:
     """A worker that is not there is 404 on every route, as JSON."""
     async with admin_port(Stage()) as client:

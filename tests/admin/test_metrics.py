@@ -15,11 +15,28 @@ from router.core.types import Lifecycle
 from tests.admin.stage import figures
 
 BOUNDS = [Bound("index_bytes", 5.0, 100.0)]
-LABELS = {"route", "worker", "status", "reason", "policy", "form", "knob", "state", "kind", "truth", "le"}
+SOURCES = [("m", "chat", "engine"), ("m", "text", "tokenizer")]
+LABELS = {
+    "route",
+    "worker",
+    "status",
+    "reason",
+    "policy",
+    "form",
+    "knob",
+    "state",
+    "kind",
+    "truth",
+    "le",
+    "result",
+    "model",
+    "prompts",
+    "source",
+}
 
 
 def collector(stats: Stats, workers: Sequence[WorkerFigures]) -> RouterCollector:
-    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: IndexFigures(7, 800, 9))
+    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: IndexFigures(7, 800, 9), lambda: SOURCES)
 
 
 def families(stats: Stats, workers: Sequence[WorkerFigures]) -> dict[str, Metric]:
@@ -35,6 +52,7 @@ def busy_stats() -> Stats:
     stats.decisions["warm", "warm_prefix"] = 2
     stats.unkeyed["too_large"] = 1
     stats.key_forms["tokens"] = 4
+    stats.token_asks["told"] = 2
     stats.retries["upstream_refused"] = 1
     stats.upstream_failures["w:1", "upstream_refused"] = 1
     stats.upstream_connections["w:1"] = 5
@@ -74,6 +92,7 @@ def test_counters() -> None:
     assert value(found, "warmline_decisions_total", policy="warm", reason="warm_prefix") == 2
     assert value(found, "warmline_unkeyed_requests_total", reason="too_large") == 1
     assert value(found, "warmline_keyed_requests_total", form="tokens") == 4
+    assert value(found, "warmline_token_asks_total", result="told") == 2
     assert value(found, "warmline_retries_total", reason="upstream_refused") == 1
     assert value(found, "warmline_upstream_failures_total", worker="w:1", reason="upstream_refused") == 1
     assert value(found, "warmline_upstream_connections_total", worker="w:1") == 5
@@ -116,6 +135,14 @@ def test_bounds_and_index() -> None:
     assert value(found, "warmline_index_evicted_blocks_total") == 9
 
 
+def test_what_prompts_are_keyed_from() -> None:
+    """One series per model and shape of prompt says what such prompts are keyed from."""
+    found = families(Stats(), [])
+    assert value(found, "warmline_model_keys", model="m", prompts="chat", source="engine") == 1
+    assert value(found, "warmline_model_keys", model="m", prompts="text", source="tokenizer") == 1
+    assert value(found, "warmline_model_keys", model="m", prompts="chat", source="tokenizer") is None
+
+
 def test_workers() -> None:
     """All numbers of a worker, its state in words, and the fleet by state with zeros."""
     found = families(Stats(), [figures("w:1"), figures("w:2", lifecycle=Lifecycle.DOWN)])
@@ -126,7 +153,7 @@ def test_workers() -> None:
         "up": 1, "weight": 1, "in_flight_requests": 2, "pending_prefill_tokens": 900, "running_requests": 3,
         "waiting_requests": 1, "waiting_tokens": 500, "kv_used_ratio": 0.25, "report_age_seconds": 0.125,
         "capacity_tokens": 16000, "block_tokens": 16, "blocks_held": 40, "prefill_tokens_per_second": 2500,
-        "predicted_cached_tokens": 64, "actual_cached_tokens": 60, "cached_tokens_error": 4,
+        "predicted_cached_tokens": 64, "actual_cached_tokens": 60, "cached_tokens_error": 4, "tokens_match": 1,
         "probe_failures_total": 5, "scrape_failures_total": 6,
     }  # fmt: skip
     assert {name: value(found, f"warmline_worker_{name}", worker="w:1") for name in expected} == expected
@@ -136,11 +163,12 @@ def test_workers() -> None:
 def test_unknown_has_no_sample() -> None:
     """What an engine does not tell is absent, never 0."""
     unknown = replace(figures("w:1"), running=None, kv_used_ratio=None, report_age_s=None, prefill_tokens_per_s=None, engine={})
+    unknown = replace(unknown, tokens_match=None)
     found = families(Stats(), [unknown])
-    for name in ("running_requests", "kv_used_ratio", "report_age_seconds", "prefill_tokens_per_second"):
+    for name in ("running_requests", "kv_used_ratio", "report_age_seconds", "prefill_tokens_per_second", "tokens_match"):
         assert found[f"warmline_worker_{name}"].samples == []
     assert found["warmline_worker_probe_failures"].samples == []
-    assert len(WORKER_GAUGES) == 16
+    assert len(WORKER_GAUGES) == 17
 
 
 def test_large_fleet() -> None:

@@ -117,3 +117,13 @@ def test_reasons_of_refusal() -> None:
     assert reason_of(socket.gaierror(-2, "Name or service not known")) == "no such host"
     assert reason_of(UnicodeError("label too long")) == "no such host"
     assert reason_of(OSError("odd")) == "refused"
+
+
+async def test_a_body_is_sent_as_json() -> None:
+    """A question with a body carries its type and the engine's key, and its answer is bounded like any other."""
+    async with FakeEngine({"/ask": as_json([1, 2])}) as engine, Connected(engine, api_key="s3cret") as http:
+        assert (await http.post("/ask", b'{"a": 1}')).json() == [1, 2]
+        assert engine.bodies == [b'{"a": 1}']
+        assert (engine.headers[0]["Content-Type"], engine.headers[0]["Authorization"]) == ("application/json", "Bearer s3cret")
+        with pytest.raises(BadAnswer):
+            await http.post("/ask", b"{}", 3)

@@ -14,13 +14,25 @@ from hypothesis import strategies as st
 
 from router.core.keys import chain, root, tokens_le
 from router.core.stats import Stats
-from router.core.types import KeyForm, PromptKeys
+from router.core.types import KeyForm, PromptKeys, WorkerId
 from router.settings import TokenSettings
 from router.tokens.book import TokenizerBook
+from router.tokens.key_sources import KeySource
 from router.tokens.keyer import Keyer
 from router.tokens.pre_tokenizers import GPT2
 from router.wire.openai_request import ModelCall, read_call
-from tests.tokens.vocabularies import CHATML, SPECIAL, WORDS, byte_level, prose, sentencepiece_like, with_affixes, write_folder
+from tests.tokens.token_engine import TokenEngine
+from tests.tokens.vocabularies import (
+    CHATML,
+    SPECIAL,
+    WORDS,
+    byte_level,
+    entry_of,
+    prose,
+    sentencepiece_like,
+    with_affixes,
+    write_folder,
+)
 
 LIMITS = TokenSettings()
 KINDS = {"words": byte_level((r"\p{N}", GPT2)), "pieces": with_affixes(sentencepiece_like("first"), "<s> $A")}
@@ -187,6 +199,71 @@ async def test_ways_to_key(keyer: Keyer, book: TokenizerBook, call: ModelCall, f
     assert (keying.keys.form, keying.keys.unkeyed_reason, keying.keys.complete) == (form, reason, True)
     assert stats.key_forms == {form: 1}
     assert stats.unkeyed == ({reason: 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("call", "source", "form", "reason"),
+    [
+        (chat("words", [{"role": "user", "content": "x"}]), KeySource.TEXT, "text", "tokens_differ"),
+        (completion("words", "x"), KeySource.TEXT, "text", "tokens_differ"),
+        (chat("words", [{"role": "user", "content": "x"}], chat_template="{{ 1 }}"), KeySource.TEXT, "text", "client_template"),
+        (
+            chat("words", [{"role": "user", "content": "x"}], chat_template="{{ 1 }}"),
+            KeySource.ENGINE,
+            "text",
+            "client_template",
+        ),
+        (
+            chat("words", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
+            KeySource.ENGINE,
+            "text",
+            "multimodal",
+        ),
+        (chat("words", [{"role": "user", "content": "x"}]), KeySource.ENGINE, "text", "engine_failed"),
+        (completion("words", [1, 2, 3]), KeySource.ENGINE, "tokens", None),
+        (chat("pieces", [{"role": "user", "content": "x"}]), KeySource.ENGINE, "tokens", None),
+    ],
+    ids=["chat", "text", "template", "template-asked", "image-asked", "nobody-to-ask", "ids", "another model"],
+)
+async def test_ways_to_key_where_tokens_differ(
+    book: TokenizerBook, call: ModelCall, source: KeySource, form: str, reason: str | None
+) -> None:
+    """What the tokenizer may not be used for is keyed by text, and why; ids and other models are as they were."""
+    stats = Stats()
+    keyer = Keyer(LIMITS, book, stats)
+    model = keyer.sources.of("words")
+    assert model is not None
+    for _, shape in model.shapes():
+        shape.source = source
+    keys = keyer.start(call, lambda keys: False).keys
+    keyer.close()
+    assert (keys.form, keys.unkeyed_reason, keys.complete) == (form, reason, True)
+    assert stats.key_forms == {form: 1}
+    assert stats.unkeyed == ({reason: 1} if reason else {})
+
+
+async def test_an_engine_is_asked(book: TokenizerBook) -> None:
+    """Where an engine is the source its tokens make the keys, and only of the shape that differs."""
+    stats = Stats()
+    keyer = Keyer(LIMITS, book, stats, min_blocks=4)
+    engine = TokenEngine(entry_of(KINDS["words"], CHATML.replace("<|im_end|>", "")))
+    model = keyer.sources.of("words")
+    assert model is not None
+    model.chat.source, model.chat.askable = KeySource.ENGINE, (WorkerId("w"),)
+    messages = [{"role": "user", "content": prose(random.Random(1), 2000)}]
+    async with asyncio.TaskGroup() as group:
+        keyer.asking.open(group, lambda worker: engine)
+        keying = keyer.start(chat("words", messages), lambda keys: False)
+        assert keying.waiting is not None
+        await asyncio.wait_for(keying.waiting, 10)
+        text = rendered(messages).replace("<|im_end|>", "")
+        assert keying.keys.keys == full_keys("words", text, special=False)
+        assert keyer.start(completion("words", text), lambda keys: True).keys.keys == full_keys("words", text, special=True)
+        assert len(engine.asked) == 1
+        assert keyer.start(chat("words", messages), lambda keys: False).keys is not keying.keys
+        assert stats.key_forms == {"tokens": 3} and stats.unkeyed == {}
+        assert stats.token_asks == {"told": 1, "remembered": 1}
+        keyer.close()
 
 
 async def test_batches_count_all_prompts(keyer: Keyer) -> None:

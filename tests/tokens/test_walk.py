@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.keys import chain
+from router.core.token_tally import TokenTally
 from router.core.types import KeyForm
 from router.tokens.book import TokenizerEntry
 from router.tokens.memo import SPAN_BYTES, PrefixMemo
@@ -141,3 +142,14 @@ def test_lone_surrogates_are_refused() -> None:
     """No tokenizer takes one: the caller falls back to text keys."""
     with pytest.raises(UnicodeEncodeError):
         walk_over(ENTRIES["plain"], PrefixMemo(1000), "a\ud800")
+
+
+def test_a_tally_goes_with_an_exact_count_only() -> None:
+    """Before the end, and with further texts, the count is an estimate: nothing to compare with the engine's."""
+    entry, tally = ENTRIES["plain"], TokenTally()
+    for more_chars, expected in ((0, tally), (10, None)):
+        walk = Walk(entry, PrefixMemo(2**20), 1, ROOT, "one two " * 500, True, more_chars, tally)
+        assert walk.prompt_keys().tally is None
+        while not walk.done:
+            advance(walk, entry, random.Random(1))
+        assert walk.prompt_keys().tally is expected
