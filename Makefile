@@ -3,7 +3,7 @@
 # make check           format, lint and types only
 # make bench           router (compiled), nginx and other LLM routers side by side
 # make compiled        the package as users install it, request path compiled, in .cache/compiled
-# make format          rewrite files into the one format; also renews the settings table of the README
+# make format          rewrite files into the one format; also renews the tables of README and docs
 # make clean           remove caches and build leftovers; `make distclean` also the virtual environment
 #
 # Needs Python >= 3.11 and a C toolchain. Everything is installed into .venv, once.
@@ -57,6 +57,7 @@ test-compiled: $(COMPILED)/.built
 
 format: $(VENV)/.test
 	$(BIN)/python -m router.settings_text README.md
+	$(BIN)/python -m engines.kinds_text README.md docs/engines.md
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 

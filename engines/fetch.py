@@ -65,38 +65,59 @@ class Answer:
 
 
 class EngineHttp:
-    """Questions to one engine over kept connections. Every failure is an EngineError; any status is an answer."""
+    """Requests to one engine over kept connections. Every failure is an EngineError (Refused, NoAnswer, BadAnswer).
+
+    Any status is an answer; redirects are answers, not followed.
+    """
 
     def __init__(self, spec: EngineSpec, timeout_s: float) -> None:
-        parts = urlsplit(spec.url)
-        self._host, self._port = parts.hostname or "", parts.port or 80
-        self._prefix = parts.path.rstrip("/")
-        self._timeout_s = timeout_s
-        self._idle: list[HttpConnection] = []
         key = f"Authorization: Bearer {spec.api_key}\r\n" if spec.api_key is not None else ""
-        self._headers = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\nUser-Agent: warmline\r\n{key}"
+        self._engine = Site(spec.url, key, timeout_s)
+        self.metrics_url = spec.metrics
+        self._metrics = Site(spec.metrics, "", timeout_s) if spec.metrics is not None else None
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
-        """Raises Refused, NoAnswer or BadAnswer; redirects are answers, not followed."""
-        return await self._ask(path, self._request("GET", path, ""), limit_bytes)
+        return await self._engine.ask("GET", path, b"", limit_bytes)
 
     async def post(self, path: str, body: bytes, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
-        """A JSON body, otherwise as `get`. The engine may get it twice: not for what changes anything there."""
-        framing = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-        return await self._ask(path, self._request("POST", path, framing) + body, limit_bytes)
+        """A JSON body. The engine may get it twice: not for what changes anything there."""
+        return await self._engine.ask("POST", path, body, limit_bytes)
+
+    async def page(self, path: str = "/metrics") -> Answer:
+        """The Prometheus page: the one that `metrics=` names, to which the engine's key is not sent, else that path."""
+        if self._metrics is not None:
+            return await self._metrics.ask("GET", "", b"", METRICS_LIMIT_BYTES)
+        return await self.get(path, METRICS_LIMIT_BYTES)
 
     def close(self) -> None:
         """Closes the connections that wait for the next question."""
+        self._engine.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+class Site:
+    """An address, and the connections to it that wait for the next question."""
+
+    def __init__(self, url: str, headers: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port or 80
+        self._root = parts.path.rstrip("/") + (f"?{parts.query}" if parts.query else "")
+        self._timeout_s = timeout_s
+        self._idle: list[HttpConnection] = []
+        self._headers = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\nUser-Agent: warmline\r\n{headers}"
+
+    def close(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
-    def _request(self, method: str, path: str, framing: str) -> bytes:
-        return f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._headers}{framing}\r\n".encode()
-
-    async def _ask(self, path: str, request: bytes, limit_bytes: int) -> Answer:
+    async def ask(self, method: str, path: str, body: bytes, limit_bytes: int) -> Answer:
+        framing = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
+        request = f"{method} {self._root + path or '/'} HTTP/1.1\r\n{self._headers}{framing}\r\n".encode() + body
+        path = path or self._root
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._ask_somehow(path, request, limit_bytes)
+                answered = await self._over_some_connection(request, limit_bytes)
         except TimeoutError:
             raise NoAnswer(f"{path}: no answer within {self._timeout_s:g} s") from None
         except ConnectionGone:
@@ -107,27 +128,29 @@ class EngineHttp:
             raise BadAnswer(f"{path} answered more than {limit_bytes} bytes") from None
         except (OSError, UnicodeError) as error:
             raise Refused(f"no connection: {reason_of(error)}") from None
+        status, headers, content = answered
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise BadAnswer(f"{path} answered in an encoding that it was not asked for")
+        return Answer(path, status, headers, content)
 
-    async def _ask_somehow(self, path: str, request: bytes, limit_bytes: int) -> Answer:
+    async def _over_some_connection(self, request: bytes, limit_bytes: int) -> tuple[int, dict[str, str], bytes]:
         """Over a kept connection, or over a new one where there is none or it was closed before it answered."""
         while (kept := self._take_idle()) is not None:
             try:
-                return await self._ask_over(kept, path, request, limit_bytes)
+                return await self._over(kept, request, limit_bytes)
             except ConnectionGone as error:
                 if not error.before_answer:
                     raise
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(HttpConnection, self._host, self._port)
-        return await self._ask_over(connection, path, request, limit_bytes)
+        return await self._over(connection, request, limit_bytes)
 
-    async def _ask_over(self, connection: HttpConnection, path: str, request: bytes, limit_bytes: int) -> Answer:
-        body = await connection.ask(request, limit_bytes)
+    async def _over(self, connection: HttpConnection, request: bytes, limit_bytes: int) -> tuple[int, dict[str, str], bytes]:
+        content = await connection.ask(request, limit_bytes)
         if connection.is_open:
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
-        if connection.headers.get("content-encoding", "identity").lower() != "identity":
-            raise BadAnswer(f"{path} answered in an encoding that it was not asked for")
-        return Answer(path, connection.status, connection.headers, body)
+        return connection.status, connection.headers, content
 
     def _take_idle(self) -> HttpConnection | None:
         oldest_s = asyncio.get_running_loop().time() - KEEPALIVE_S

@@ -1,22 +1,14 @@
-"""The table of engine kinds. A new kind is one file with an Adapter, one row here and its name in settings.KINDS."""
+"""From a kind to its adapter. The rows are in router.kinds: settings need the names, and import nothing from here."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from pkgutil import resolve_name
+from typing import cast
 
 from engines.adapter import Adapter
 from engines.fetch import EngineHttp
-from engines.llama_cpp import LlamaCpp
-from engines.openai import OpenAi
-from engines.sglang import Sglang
-from engines.vllm import Vllm
-
-ADAPTERS: Mapping[str, Callable[[EngineHttp], Adapter]] = {
-    "vllm": Vllm,
-    "sglang": Sglang,
-    "llama.cpp": LlamaCpp,
-    "openai": OpenAi,
-}
+from router.kinds import KINDS
 
 
 def adapter_of(kind: str, http: EngineHttp) -> Adapter:
     """A fresh adapter; it may remember what its engine cannot do, so each worker has its own."""
-    return ADAPTERS[kind](http)
+    return cast(Callable[[EngineHttp], Adapter], resolve_name(KINDS[kind].adapter))(http)

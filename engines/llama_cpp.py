@@ -8,14 +8,22 @@ reports the cached tokens of every answer, so the router's model of it corrects 
 import re
 from typing import Any
 
-from engines.adapter import Health, Look, mapping, rows, whole
-from engines.fetch import METRICS_LIMIT_BYTES, Answer, BadAnswer, EngineHttp
+from engines.adapter import Health, Look, mapping, ratio, rows, whole
+from engines.fetch import Answer, BadAnswer, EngineHttp
+from engines.metric_page import MetricPage, counters
 from engines.openai import health_by_route, json_object, list_models
-from router.wire.metrics_text import MetricReader, total
+from router.wire.metrics_text import mean, total
 
-RUNNING, WAITING = "llamacpp:requests_processing", "llamacpp:requests_deferred"
-COUNTERS = ("llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total", "llamacpp:n_decode_total")
-READER = MetricReader([RUNNING, WAITING, *COUNTERS])
+METRICS = MetricPage(
+    {
+        "running": ("llamacpp:requests_processing",),
+        "waiting": ("llamacpp:requests_deferred",),
+        "KV use": ("llamacpp:kv_cache_usage_ratio",),  # older builds
+        "prompt tokens": ("llamacpp:prompt_tokens_total",),
+        "generated tokens": ("llamacpp:tokens_predicted_total",),
+        "decode calls": ("llamacpp:n_decode_total",),
+    }
+)
 START_HEADER = "Process-Start-Time-Unix"
 RANDOM_MARKER = re.compile(
     r"<__media_([A-Za-z0-9]{16,64})__>"
@@ -51,7 +59,7 @@ class LlamaCpp:
         if self._sleeping:
             return Look(running=0, waiting=0)
         if self._has_metrics:
-            answer = await self._http.get("/metrics", METRICS_LIMIT_BYTES)
+            answer = await self._http.page()
             if not answer.unknown_route:
                 return read_page(answer)
             self._has_metrics = False
@@ -82,17 +90,16 @@ def add_props(look: Look, props: dict[str, Any]) -> None:
 
 
 def read_page(answer: Answer) -> Look:
-    if answer.refuses_key:
+    samples = METRICS.read(answer)
+    if samples is None:
         return Look()
-    if not answer.ok:
-        raise BadAnswer(f"{answer.path} answered {answer.status}")
-    samples = READER.read(answer.body)
     start = answer.headers.get(START_HEADER.lower())
     return Look(
-        running=whole(total(samples, RUNNING)),
-        waiting=whole(total(samples, WAITING)),
+        running=whole(total(samples, "running")),
+        waiting=whole(total(samples, "waiting")),
+        kv_used_ratio=ratio(mean(samples, "KV use")),
         markers={} if start is None else {START_HEADER: start},
-        counters={name: value for name in COUNTERS if (value := total(samples, name)) is not None},
+        counters=counters(samples, "prompt tokens", "generated tokens", "decode calls"),
     )
 
 

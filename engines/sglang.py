@@ -3,16 +3,25 @@
 from typing import Any
 
 from engines.adapter import Health, Look, mapping, ratio, rows, sum_known, whole
-from engines.fetch import METRICS_LIMIT_BYTES, Answer, BadAnswer, EngineHttp
+from engines.fetch import Answer, BadAnswer, EngineHttp
+from engines.metric_page import START, STARTED, MetricPage, counters, label_count, start_marker
 from engines.openai import health_by_route, json_object, list_models
-from router.wire.metrics_text import MetricReader, Sample, Samples, mean, total
+from router.wire.metrics_text import Sample, Samples, mean, total
 
 LOADS = "/v1/loads?include=core,queues&format=json"
-RUNNING, WAITING, KV_USED = "sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:token_usage"
-CAPACITY, PAGE = "sglang:max_total_num_tokens", "sglang:page_size"
-START = "process_start_time_seconds"
-COUNTERS = ("sglang:prompt_tokens_total", "sglang:num_requests_total")
-READER = MetricReader([RUNNING, WAITING, KV_USED, CAPACITY, PAGE, START, *COUNTERS])
+METRICS = MetricPage(
+    {
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "KV use": ("sglang:token_usage",),
+        "KV tokens": ("sglang:max_total_num_tokens",),
+        "page size": ("sglang:page_size",),
+        "cache shape": ("sglang:cache_config_info",),
+        STARTED: (START,),
+        "prompt tokens": ("sglang:prompt_tokens_total",),
+        "requests": ("sglang:num_requests_total",),
+    }
+)
 
 
 class Sglang:
@@ -38,7 +47,7 @@ class Sglang:
             if not answer.unknown_route:
                 return read_loads(answer)
             self._has_loads = False
-        return read_page(await self._http.get("/metrics", METRICS_LIMIT_BYTES))
+        return read_page(await self._http.page())
 
     async def _add_server_info(self, look: Look) -> None:
         """Page size, cache size, and the seed, drawn at each start unless given. Costs a scheduler turn: asked once."""
@@ -87,21 +96,30 @@ def _over_ranks(ranks: list[dict[str, Any]], key: str) -> int | None:
 
 def read_page(answer: Answer) -> Look:
     """All unknown where metrics are off (the default)."""
-    if answer.unknown_route or answer.refuses_key:
+    page = METRICS.read(answer)
+    if page is None:
         return Look()
-    if not answer.ok:
-        raise BadAnswer(f"{answer.path} answered {answer.status}")
-    samples = whole_engine(READER.read(answer.body))
-    start = total(samples, START)
+    samples = whole_engine(page)
+    block_tokens, capacity_tokens = cache_shape(samples)
     return Look(
-        running=whole(total(samples, RUNNING)),
-        waiting=whole(total(samples, WAITING)),
-        kv_used_ratio=ratio(mean(samples, KV_USED)),
-        capacity_tokens=whole(total(samples, CAPACITY)) or None,
-        block_tokens=whole(mean(samples, PAGE)) or None,
-        markers={} if start is None else {START: repr(start)},
-        counters={name: value for name in COUNTERS if (value := total(samples, name)) is not None},
+        running=whole(total(samples, "running")),
+        waiting=whole(total(samples, "waiting")),
+        kv_used_ratio=ratio(mean(samples, "KV use")),
+        capacity_tokens=capacity_tokens,
+        block_tokens=block_tokens,
+        markers=start_marker(samples),
+        counters=counters(samples, "prompt tokens", "requests"),
     )
+
+
+def cache_shape(samples: Samples) -> tuple[int | None, int | None]:
+    """(tokens of a page, tokens of the cache): gauges in 0.5.23, labels of an info series in the releases before."""
+    labels = [sample.labels for sample in samples.get("cache shape", ())]
+    sizes = [size for shape in labels if (size := label_count(shape.get("page_size"))) is not None]
+    page = whole(mean(samples, "page size")) or max(sizes, default=None)
+    pages = sum_known([label_count(shape.get("num_pages")) for shape in labels])
+    capacity = whole(total(samples, "KV tokens")) or (pages * page if pages and page else None)
+    return page, capacity
 
 
 def whole_engine(samples: Samples) -> Samples:

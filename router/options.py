@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from router.errors import SettingsError
-from router.settings import EngineSpec, Settings, a_or_an, allowed_range, build, check, knobs, parse_engine, type_name
+from router.settings import (
+    ENGINE_OPTIONS,
+    EngineSpec,
+    Settings,
+    a_or_an,
+    allowed_range,
+    build,
+    check,
+    knobs,
+    parse_engine,
+    type_name,
+)
 
 ENGINE = "engine"
 PREFIX = "WARMLINE_"
@@ -25,9 +36,7 @@ SIZE_UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 TRUTHS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 # Kubernetes sets such variables in every pod beside a Service named warmline or warmline-…
 SERVICE_LINK = re.compile(r"WARMLINE(_\w+)?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-ENGINE_HELP = (
-    "KIND=URL[,key=value…]: an engine to route to; repeatable. Keys: model, capacity_tokens, events, replay, api_key, weight"
-)
+ENGINE_HELP = f"KIND=URL[,key=value…]: an engine to route to; repeatable. Keys: {', '.join(ENGINE_OPTIONS)}"
 
 KnobField = dataclasses.Field[Any]
 FIELDS: Mapping[str, KnobField] = {f.name: f for _, f in knobs()}

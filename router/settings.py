@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from router.errors import SettingsError
+from router.kinds import KINDS
 
 POLICIES = ("warm", "ring", "least-queue", "round-robin", "random")
-KINDS = ("vllm", "sglang", "llama.cpp", "openai")
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 API_PATH = re.compile(r"/v1(/models|/completions|/chat(/completions)?)?/*$")  # what people append to an engine's address
@@ -182,6 +182,7 @@ class EngineSpec:
     capacity_tokens: int | None = None
     events: str | None = None
     replay: str | None = None
+    metrics: str | None = None
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
 
@@ -189,6 +190,8 @@ class EngineSpec:
         if self.kind not in KINDS:
             raise SettingsError(f"engine: kind {self.kind!r} is not one of {', '.join(KINDS)}")
         check_url(self.url)
+        if self.metrics is not None and not is_web_address(self.metrics):
+            raise SettingsError(f"engine: metrics {self.metrics!r} is not http://HOST[:PORT]/PATH")
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
             raise SettingsError(f"engine: capacity_tokens {self.capacity_tokens} is not at least 1")
         if not 0 < self.weight <= 1000:
@@ -204,16 +207,21 @@ def check_url(url: str) -> None:
     """Refuses what could not be reached request by request, and the paths of the API, which are added to every URL."""
     if not url.isascii():
         raise SettingsError(f"engine: url {url!r} is not ASCII; write its host as DNS has it (xn--…), its path percent-encoded")
+    if not is_web_address(url) or "?" in url:
+        raise SettingsError(f"engine: url {url!r} is not http://HOST[:PORT][/PREFIX]")
+    if found := API_PATH.search(urlsplit(url).path):
+        raise SettingsError(f"engine: url {url!r}: leave out {found[0].rstrip('/')}: it is added")
+
+
+def is_web_address(url: str) -> bool:
+    """Whether it is plain `http://` with a host that can be looked up, and no user or fragment."""
     try:
         parts = urlsplit(url)
-        usable = parts.scheme == "http" and parts.hostname and (parts.port is None or parts.port > 0)
         (parts.hostname or "").encode("idna")  # how names are looked up: no empty label, none over 63 characters
+        usable = parts.scheme == "http" and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        usable = False
-    if not usable or parts.query or parts.fragment or parts.username or not re.fullmatch(r"[!-~]+", url):
-        raise SettingsError(f"engine: url {url!r} is not http://HOST[:PORT][/PREFIX]")
-    if found := API_PATH.search(parts.path):
-        raise SettingsError(f"engine: url {url!r}: leave out {found[0].rstrip('/')}: it is added")
+        return False
+    return usable and not (parts.fragment or parts.username) and re.fullmatch(r"[!-~]+", url) is not None
 
 
 def parse_engine(text: str) -> EngineSpec:
@@ -239,6 +247,7 @@ ENGINE_OPTIONS: Mapping[str, Any] = {
     "capacity_tokens": int,
     "events": str,
     "replay": str,
+    "metrics": str,
     "api_key": str,
     "weight": float,
 }

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("router", "engines", "loadtest")
 
-FOUNDATION = {"router.settings", "router.errors"}
+FOUNDATION = {"router.settings", "router.errors", "router.kinds"}
 LOGIC = FOUNDATION | {"router.core", "router.wire"}
 DATA = LOGIC | {"router.state", "router.tokens"}
 LOGS = {"router.log", "router.line_writer"}
@@ -19,7 +19,8 @@ EDGES = {"router.admin", "router.proxy"}
 # part → what it may import besides itself; a part is a package of router/ or loadtest/, a module of router/, or engines
 DIRECTIONS = {
     "router.errors": set(),
-    "router.settings": {"router.errors"},
+    "router.kinds": set(),
+    "router.settings": {"router.errors", "router.kinds"},
     "router.core": FOUNDATION,
     "router.wire": FOUNDATION | {"router.core"},
     "router.state": LOGIC,

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.errors import SettingsError
+from router.kinds import KINDS
 from router.options import (
     FIELDS,
     Given,
@@ -201,8 +202,8 @@ BAD_VARIABLES = [
     ),
     (
         "WARMLINE_ENGINE",
-        "tgi=http://a",
-        "engine: kind 'tgi' is not one of vllm, sglang, llama.cpp, openai (from WARMLINE_ENGINE)",
+        "ollama=http://a",
+        f"engine: kind 'ollama' is not one of {', '.join(KINDS)} (from WARMLINE_ENGINE)",
     ),
 ]
 

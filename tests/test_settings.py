@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from router.errors import SettingsError
+from router.kinds import KINDS
 from router.settings import (
     ENGINE_OPTIONS,
     SECTIONS,
@@ -102,6 +103,7 @@ ENGINES: list[tuple[str, EngineSpec]] = [
     ("openai=http://a/v1/llm", EngineSpec("openai", "http://a/v1/llm")),
     ("vllm=http://a,weight=0.5,capacity_tokens=7", EngineSpec("vllm", "http://a", capacity_tokens=7, weight=0.5)),
     ("vllm=http://a,model=org/m:v,api_key=k=v", EngineSpec("vllm", "http://a", model="org/m:v", api_key="k=v")),
+    ("triton=http://a,metrics=http://a:8002/metrics", EngineSpec("triton", "http://a", metrics="http://a:8002/metrics")),
     ("vllm=http://a,events=tcp://a:1,replay=tcp://a:2", EngineSpec("vllm", "http://a", events="tcp://a:1", replay="tcp://a:2")),
 ]
 
@@ -115,7 +117,7 @@ def test_engine_texts(text: str, engine: EngineSpec) -> None:
 BAD_ENGINES = [
     ("http://a:8000", "is not KIND=URL"),
     ("", "is not KIND=URL"),
-    ("tgi=http://a", "kind 'tgi' is not one of vllm, sglang, llama.cpp, openai"),
+    ("ollama=http://a", f"kind 'ollama' is not one of {', '.join(KINDS)}"),
     ("vllm=https://a", "url 'https://a' is not http://HOST[:PORT][/PREFIX]"),
     ("vllm=http://", "is not http://HOST"),
     ("vllm=http://a:0", "is not http://HOST"),
@@ -156,6 +158,13 @@ def test_url_is_checked_however_it_is_given() -> None:
     for url in ("http://a/v1", "http://a/v1/", "http://ä"):
         with pytest.raises(SettingsError, match="engine: url"):
             EngineSpec("vllm", url)
+
+
+@pytest.mark.parametrize("metrics", ["a:8002", "https://a/m", "http://", "http://a/#x", "http://u@a/m", "http://a:0/m", ""])
+def test_address_of_metrics_is_checked(metrics: str) -> None:
+    """`metrics=` is a whole http URL, found wrong at the start and not at the first scrape."""
+    with pytest.raises(SettingsError, match=r"engine: metrics .* is not http://HOST\[:PORT\]/PATH"):
+        EngineSpec("triton", "http://a", metrics=metrics)
 
 
 def test_api_keys_are_not_shown() -> None:

@@ -3,6 +3,7 @@
 from engines.adapter import Look
 from engines.sidecar.generation import Generation
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
+from router.kinds import KINDS
 from router.settings import EngineSpec
 
 
@@ -21,6 +22,7 @@ class Portrait:
         self._capacity_tokens: int | None = None
         self._extra: dict[str, float] = {}
         self._load = Look()
+        self._truth = Truth.MODELLED if KINDS[spec.kind].reuses_prefixes else Truth.NONE
 
     def describe(self, look: Look, *, fresh: bool) -> bool:
         """Takes in models and facts; `fresh` drops the facts of before. True when the look proves a restart."""
@@ -63,7 +65,8 @@ class Portrait:
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,
             kv_used_ratio=load.kv_used_ratio,
-            truth=Truth.MODELLED,
+            truth=self._truth,
+            truth_reason="" if self._truth is Truth.MODELLED else "engines of its kind reuse no prefixes",
             detail=self.detail or self._note,
             extra={**self._extra, **load.extra, **counts},
         )

@@ -4,6 +4,10 @@ An allow-list: an engine's own admin routes (adapters, sleep, cache reset, slots
 router (design: never). Paths from engines/*.md §2.
 """
 
+import re
+
+from router.wire.native_request import native_route
+
 FORWARDED = frozenset(
     (
         "/v1/chat/completions",
@@ -35,11 +39,16 @@ FORWARDED = frozenset(
         "/pooling",
         "/tokenize",
         "/detokenize",
+        "/chat_tokenize",
         "/apply-template",
     )
 )
 HEALTH = "/health"
 MODELS = "/v1/models"
+KSERVE_LIVE, KSERVE_READY = "/v2/health/live", "/v2/health/ready"
+KSERVE_MODELS = "/v2/models"  # label of the generate and infer routes of all models
+KSERVE_MODEL_READY = re.compile(KSERVE_MODELS + r"/([A-Za-z0-9_][\w.\-]*)/ready", re.ASCII)
+MII = "/mii"
 OTHER = "other"  # label of everything that is not passed on
 
 
@@ -49,4 +58,10 @@ def route_of(path: str) -> str | None:
         return path
     if path.startswith(MODELS + "/"):
         return MODELS
+    if path in (KSERVE_LIVE, KSERVE_READY):
+        return HEALTH
+    if KSERVE_MODEL_READY.fullmatch(path):
+        return MODELS
+    if native_route(path) is not None:
+        return MII if path.startswith(MII) else KSERVE_MODELS
     return None

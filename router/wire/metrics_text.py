@@ -27,11 +27,16 @@ Samples = Mapping[str, list[Sample]]
 
 
 class MetricReader:
-    """Reads the samples of a fixed set of names; make one per kind of engine, not per page."""
+    """Reads the samples of a fixed set of names; make one per kind of engine, not per page.
+
+    A colon of a name may stand as an underscore on the page, as exporters write it that take no colons: `sglang_x` is read
+    as `sglang:x`.
+    """
 
     def __init__(self, names: Iterable[str]) -> None:
-        longest_first = sorted({name.encode() for name in names}, key=len, reverse=True)
-        any_name = b"|".join(re.escape(name) for name in longest_first)
+        self._names = {name.encode().replace(b":", b"_"): name for name in names}
+        longest_first = sorted((name.encode() for name in self._names.values()), key=len, reverse=True)
+        any_name = b"|".join(re.escape(name).replace(b":", b"[:_]") for name in longest_first)
         self._line = re.compile(rb"\n(" + any_name + rb")(?:" + _LABELS + rb")?[ \t]+(\S+)")
 
     def read(self, page: bytes) -> dict[str, list[Sample]]:
@@ -42,7 +47,7 @@ class MetricReader:
                 value = float(number)
             except ValueError:
                 continue
-            found.setdefault(name.decode(), []).append(Sample(read_labels(labels), value))
+            found.setdefault(self._names[name.replace(b":", b"_")], []).append(Sample(read_labels(labels), value))
         return found
 
 

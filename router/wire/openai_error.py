@@ -11,6 +11,10 @@ MAX_MESSAGE_CHARACTERS = 2000  # a client's own text comes back in messages: bou
 OWNER = "warmline"
 ANTHROPIC_PATHS = ("/v1/messages",)
 RESPONSES_PATHS = ("/v1/responses",)
+TGI_PATHS = ("/generate",)  # SGLang's too: its clients look at the status
+TRITON_PATHS = ("/v2/models/", "/v2/health/")
+NATIVE_PATHS = (*TGI_PATHS, *TRITON_PATHS)
+TGI_TYPES = {400: "validation", 422: "validation", 429: "overloaded", 503: "unhealthy"}
 
 ANTHROPIC_TYPES = {
     400: "invalid_request_error",
@@ -27,23 +31,29 @@ def error_body(error: RouterError, request_id: str | None = None, path: str = ""
     """The JSON answer of an error in the form of the path's API family, with the id of the request beside it.
 
     Anthropic paths: `{"type": "error", "error": {type, message}}`; all others the OpenAI description's
-    `{"error": {message, type, param, code}}`.
+    `{"error": {message, type, param, code}}`, but for engines' own generate routes: there `error` is the text, as those
+    engines have it.
     """
     if path.startswith(ANTHROPIC_PATHS):
         return _dump(_with_id({"type": "error", "error": _anthropic_error(error)}, request_id))
+    if path.startswith(NATIVE_PATHS):
+        return _dump(_with_id(_native_error(error, path), request_id))
     return _dump(_with_id({"error": _openai_error(error)}, request_id))
 
 
 def error_event(error: RouterError, path: str = "") -> bytes:
     """The server-sent event that ends a stream that failed after its first byte, in the form of the path's API family.
 
-    Chat and text completions have unnamed events; Anthropic messages and OpenAI responses name theirs `error`.
+    Chat and text completions and the engines' own routes have unnamed events; Anthropic messages and OpenAI responses
+    name theirs `error`.
     """
     if path.startswith(ANTHROPIC_PATHS):
         return b"event: error\ndata: " + _dump({"type": "error", "error": _anthropic_error(error)}) + b"\n\n"
     if path.startswith(RESPONSES_PATHS):
         fields = {"type": "error", "code": error.reason, "message": _bounded(error.message), "param": error.param}
         return b"event: error\ndata: " + _dump(fields) + b"\n\n"
+    if path.startswith(NATIVE_PATHS):
+        return b"data: " + _dump(_native_error(error, path)) + b"\n\n"
     return b"data: " + _dump({"error": _openai_error(error)}) + b"\n\n"
 
 
@@ -67,6 +77,14 @@ def _openai_error(error: RouterError) -> dict[str, Any]:
 
 def _anthropic_error(error: RouterError) -> dict[str, Any]:
     return {"type": ANTHROPIC_TYPES.get(error.status, "api_error"), "message": _bounded(error.message)}
+
+
+def _native_error(error: RouterError, path: str) -> dict[str, Any]:
+    """Triton's `{"error": text}`; TGI's has a type beside it."""
+    body: dict[str, Any] = {"error": _bounded(error.message)}
+    if path.startswith(TGI_PATHS):
+        body["error_type"] = TGI_TYPES.get(error.status, "generation")
+    return body
 
 
 def _with_id(body: dict[str, Any], request_id: str | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from xxhash import xxh3_128_hexdigest
 
 from router.errors import InvalidField, MalformedJson
 from router.settings import TokenSettings
+from router.wire.native_request import NativeRoute, native_adapter, native_prompt, native_route, native_salt
 from router.wire.raw_body import scan_json_head, scan_multipart
 
 MODEL_CHARS = 512  # model names are kept with decisions
@@ -138,8 +139,12 @@ def read_call(path: str, body: bytes, session_header: str | None, limits: TokenS
     `max_keyed_body_bytes` is not parsed: its model is searched for and its first bytes are the prompt.
     Raises MalformedJson or InvalidField on the paths of FAMILIES; on others whatever cannot be read is passed on unread.
     """
-    family = FAMILIES.get(path.partition("?")[0], Family.GENERIC)
+    path = path.partition("?")[0]
+    family = FAMILIES.get(path, Family.GENERIC)
     if family is Family.GENERIC:
+        native = native_route(path)
+        if native is not None:
+            return read_native(native, body, session_header, limits)
         return read_generic(body, session_header, limits)
     if len(body) > limits.max_keyed_body_bytes:
         return read_large(family, body, session_header, limits)
@@ -212,6 +217,37 @@ def read_generic(body: bytes, session_header: str | None, limits: TokenSettings)
         fields.get("stream") is True,
         unkeyed_reason="path",
         session=session_of(session_header, fields),
+    )
+
+
+def read_native(route: NativeRoute, body: bytes, session_header: str | None, limits: TokenSettings) -> ModelCall:
+    """An engine's own generate route. What is no prompt here is the engine's to refuse: it gets no keys."""
+    if len(body) > limits.max_keyed_body_bytes:
+        large = read_large(Family.GENERIC, body, session_header, limits)
+        return large._replace(model=route.model or large.model, stream=large.stream if route.streams is None else route.streams)
+    try:
+        fields = parse(body)
+    except MalformedJson:
+        fields = None
+    if not isinstance(fields, dict):
+        session = session_name(session_header)
+        return ModelCall(Family.GENERIC, route.model, bool(route.streams), unkeyed_reason="not_json", session=session)
+    reason: UnkeyedReason = "empty_prompt"
+    prompt, adapter = None, None
+    try:
+        adapter = adapter_of(native_adapter(fields))
+        prompt = text_or_tokens(native_prompt(route, fields), "prompt")
+    except InvalidField:
+        reason = "path"
+    return ModelCall(
+        Family.GENERIC,
+        route.model or model_or_none(fields.get("model")),
+        fields.get("stream") is True if route.streams is None else route.streams,
+        prompt,
+        None if prompt is not None else reason,
+        text_or_none(native_salt(fields)),
+        adapter,
+        session_of(session_header, fields),
     )
 
 

@@ -53,6 +53,17 @@ async def test_key_is_sent_only_when_there_is_one() -> None:
         assert [headers.get("Authorization") for headers in engine.headers] == ["Bearer s3cret", None]
 
 
+async def test_page_of_metrics() -> None:
+    """The page is at /metrics of the engine, or where `metrics=` says: then the engine's key stays at home."""
+    async with FakeEngine({"/metrics": Reply(b"a 1")}) as engine, FakeEngine({"/m?x=1": Reply(b"b 1")}) as other:
+        async with Connected(engine, api_key="s3cret") as http:
+            assert (await http.page()).body == b"a 1"
+            assert (await http.page("/p")).unknown_route
+        async with Connected(engine, api_key="s3cret", metrics=other.url + "/m?x=1") as http:
+            assert (await http.page("/p")).body == b"b 1"
+        assert "Authorization" in engine.headers[0] and "Authorization" not in other.headers[0]
+
+
 async def test_path_prefix_of_the_url_is_kept() -> None:
     """An engine behind a prefix is asked under that prefix."""
     async with FakeEngine({"/llm/a/x": as_json(1)}) as engine:

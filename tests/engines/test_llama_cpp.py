@@ -71,13 +71,19 @@ async def test_props_without_use(reply: Reply) -> None:
     assert (look.models, look.capacity_tokens, look.markers) == (("smol",), None, {})
 
 
+async def test_older_page() -> None:
+    """Builds before the slots had caches of their own told the share in use."""
+    async with FakeEngine({"/metrics": Reply(b"llamacpp:kv_cache_usage_ratio 0.5\n")}) as engine, Connected(engine) as http:
+        assert (await LlamaCpp(http).scrape()).kv_used_ratio == 0.5
+
+
 async def test_load_from_metrics() -> None:
     """Processing and deferred requests, and the header that names the process."""
     async with FakeEngine({"/metrics": PAGE}) as engine, Connected(engine) as http:
         look = await LlamaCpp(http).scrape()
     assert (look.running, look.waiting, look.kv_used_ratio) == (2, 5, None)
     assert look.markers == {"Process-Start-Time-Unix": "780600079"}
-    assert look.counters == {"llamacpp:prompt_tokens_total": 12.0, "llamacpp:n_decode_total": 3.0}
+    assert look.counters == {"prompt tokens": 12.0, "decode calls": 3.0}
 
 
 async def test_load_from_slots_where_metrics_are_off() -> None:

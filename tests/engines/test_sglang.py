@@ -76,12 +76,25 @@ async def test_older_release_has_only_the_page() -> None:
         assert (look.running, look.waiting, look.kv_used_ratio) == (5, 1, 0.75)
         assert (look.capacity_tokens, look.block_tokens) == (16384, 16)
         assert look.markers == {"process_start_time_seconds": "17.5"}
-        assert look.counters == {"sglang:prompt_tokens_total": 1000.0}
+        assert look.counters == {"prompt tokens": 1000.0}
         await adapter.scrape()
         assert engine.asked == [LOADS, "/metrics", "/metrics"]
         await adapter.describe(fresh=True)
         await adapter.scrape()
         assert engine.asked[-2:] == [LOADS, "/metrics"]
+
+
+@pytest.mark.parametrize("body", [PAGE.replace(b"sglang:", b"sglang_"), PAGE])
+async def test_colons_may_be_underscores(body: bytes) -> None:
+    """Names whose colons became underscores on the way say the same."""
+    assert (await scrape({"/metrics": Reply(body)})).capacity_tokens == 16384
+
+
+async def test_cache_shape_in_labels() -> None:
+    """Some releases tell page size and pages in the labels of an info series instead of gauges."""
+    page = b'sglang:num_running_reqs 1.0\nsglang:cache_config_info{page_size="64",num_pages="100",tp_rank="0"} 1.0\n'
+    look = await scrape({"/metrics": Reply(page)})
+    assert (look.running, look.block_tokens, look.capacity_tokens) == (1, 64, 6400)
 
 
 async def test_no_loads_and_no_page() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from engines.adapter import Look
 from engines.fetch import BadAnswer
-from engines.vllm import Vllm, label_count
+from engines.vllm import Vllm
 from router.core.types import Lifecycle
 from tests.engines.fake_engine import Connected, FakeEngine, Reply, as_json
 
@@ -36,6 +36,7 @@ vllm:gpu_cache_usage_perc{model_name="m"} 0.125
 vllm:gpu_prefix_cache_queries_total{model_name="m"} 10.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0
 """
+RELABELLED_PAGE = PAGE.replace(b"vllm:", b"vllm_")
 
 
 async def scrape(reply: Reply) -> Look:
@@ -49,8 +50,13 @@ async def test_page_of_two_ranks() -> None:
     assert (look.running, look.waiting, look.waiting_tokens, look.kv_used_ratio) == (4, 2, None, 0.375)
     assert (look.block_tokens, look.capacity_tokens) == (32, 48_000)
     assert look.markers == {"process_start_time_seconds": "1785000000.25"}
-    assert look.counters == {"vllm:prompt_tokens_total": 4000.0, "vllm:request_success_total": 11.0}
+    assert look.counters == {"prompt tokens": 4000.0, "finished requests": 11.0}
     assert look.extra == {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 6000.0}
+
+
+async def test_page_through_an_exporter() -> None:
+    """Names whose colons became underscores on the way say the same."""
+    assert await scrape(Reply(RELABELLED_PAGE)) == await scrape(Reply(PAGE))
 
 
 async def test_page_of_an_older_release() -> None:
@@ -89,11 +95,3 @@ async def test_models_include_adapters() -> None:
     models = as_json({"object": "list", "data": [{"id": "base", "parent": None}, {"id": "legal", "parent": "base"}]})
     async with FakeEngine({"/v1/models": models}) as engine, Connected(engine) as http:
         assert (await Vllm(http).describe(fresh=False)).models == ("base", "legal")
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [("16", 16), ("0", None), ("None", None), ("", None), (None, None), ("9" * 5000, None), ("²", None)]
-)
-def test_counts_in_labels(text: str | None, count: int | None) -> None:
-    """A label is text: only a plain number above 0 is a count."""
-    assert label_count(text) == count

@@ -28,6 +28,18 @@ def test_health_follows_the_fleet_and_the_drain() -> None:
         own_answer(b"GET", "/health", "/health", fleet(a=("m",)), True)
 
 
+def test_kserve_health() -> None:
+    """KServe's health routes follow the fleet like /health; alive is alive even without a worker and while draining."""
+    ready = fleet(a=("m",))
+    assert own_answer(b"GET", "/health", "/v2/health/live", fleet(), True) == b"{}"
+    assert own_answer(b"GET", "/health", "/v2/health/ready", ready, False) == b'{"status":"ok"}'
+    with pytest.raises(NoWorker):
+        own_answer(b"GET", "/health", "/v2/health/ready", fleet(), False)
+    assert own_answer(b"GET", "/v1/models", "/v2/models/m/ready", ready, False) == b"{}"
+    with pytest.raises(ModelNotFound):
+        own_answer(b"GET", "/v1/models", "/v2/models/x/ready", ready, False)
+
+
 def test_models_are_the_union_without_duplicates() -> None:
     """Every model of a ready worker once, in the order of workers; a single one by its name, slashes included."""
     both = fleet(a=("m", "org/n"), b=("m", "x"))

@@ -36,6 +36,15 @@ def test_lines_that_count(line: bytes, sample: Sample) -> None:
     assert READER.read(line) == {"up": [sample]}
 
 
+def test_colons_may_be_underscores() -> None:
+    """A name is found under either spelling and told under its own."""
+    page = b'vllm_running{a="1"} 1\nvllm:running{a="2"} 2\nvllm_running_by_reason 3\n'
+    assert READER.read(page) == {
+        "vllm:running": [Sample({"a": "1"}, 1.0), Sample({"a": "2"}, 2.0)],
+        "vllm:running_by_reason": [Sample({}, 3.0)],
+    }
+
+
 @pytest.mark.parametrize(
     "line",
     [

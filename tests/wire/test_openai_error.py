@@ -53,6 +53,30 @@ def test_anthropic_shape(error: RouterError, kind: str) -> None:
     assert name == b"event: error" and json.loads(data.removeprefix(b"data: ")) == expected and rest == [b"", b""]
 
 
+@pytest.mark.parametrize(
+    ("path", "error", "expected"),
+    [
+        ("/generate", Overloaded("x"), {"error": "x", "error_type": "overloaded"}),
+        ("/generate_stream", BadRequest("x"), {"error": "x", "error_type": "validation"}),
+        ("/generate_stream", UpstreamBroken("x"), {"error": "x", "error_type": "generation"}),
+        ("/v2/models/m/generate", NoWorker("x"), {"error": "x"}),
+        ("/v2/health/ready", NoWorker("x"), {"error": "x"}),
+    ],
+)
+def test_shapes_of_engines_own_routes(path: str, error: RouterError, expected: dict[str, str]) -> None:
+    """TGI's clients and Triton's find the text where their engines put it, in bodies and in streams.
+
+    Made from TGI's router/src/server.rs and Triton's src/http_server.cc; not run live against TGI."""
+    assert json.loads(error_body(error, None, path)) == expected
+    assert json.loads(error_body(error, "r", path)) == {**expected, "request_id": "r"}
+    assert error_event(error, path) == b"data: " + error_body(error, None, path) + b"\n\n"
+
+
+def test_rerank_keeps_its_envelope() -> None:
+    """/v2/rerank is vLLM's, not Triton's."""
+    assert "message" in json.loads(error_body(NoWorker("x"), None, "/v2/rerank"))["error"]
+
+
 def test_responses_event() -> None:
     """A stream of /v1/responses ends in its own named error event."""
     name, data, *_ = error_event(UpstreamBroken("x"), "/v1/responses").split(b"\n")

@@ -278,6 +278,51 @@ def test_generic_paths_are_never_refused(body: bytes, model: str | None, stream:
     assert (call.model, call.stream, call.unkeyed_reason, call.prompt) == (model, stream, reason, None)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "call"),
+    [
+        ("/generate", {"inputs": "hi"}, ModelCall(Family.GENERIC, prompt=TextPrompt(("hi",)))),
+        (
+            "/generate_stream?x=1",
+            {"inputs": "hi", "parameters": {"adapter_id": "a"}},
+            ModelCall(Family.GENERIC, None, True, TextPrompt(("hi",)), adapter='{"adapter_id": "a"}'),
+        ),
+        (
+            "/generate",
+            {"text": ["a", "b"], "stream": True, "model": "m", "extra_key": "t", "session_id": "s"},
+            ModelCall(Family.GENERIC, "m", True, TextPrompt(("a", "b")), salt="t", session="s"),
+        ),
+        ("/generate", {"input_ids": [1, 2]}, ModelCall(Family.GENERIC, prompt=TokenPrompt((array("I", [1, 2]),)))),
+        ("/v2/models/m/generate", {"text_input": "hi"}, ModelCall(Family.GENERIC, "m", prompt=TextPrompt(("hi",)))),
+        ("/v2/models/m/infer", {"inputs": []}, ModelCall(Family.GENERIC, "m", unkeyed_reason="empty_prompt")),
+        ("/completion", {"prompt": [1, "b"]}, ModelCall(Family.GENERIC, unkeyed_reason="path")),
+        (
+            "/generate",
+            {"text": 5, "lora_path": "a"},
+            ModelCall(Family.GENERIC, unkeyed_reason="path", adapter='{"lora_path": "a"}'),
+        ),
+        ("/generate", [1], ModelCall(Family.GENERIC, unkeyed_reason="not_json")),
+    ],
+)
+def test_engines_own_generate_routes(path: str, fields: Any, call: ModelCall) -> None:
+    """Prompts of TGI, SGLang, Triton and llama.cpp are read where they stand; what is none is the engine's to refuse."""
+    assert read_call(path, orjson.dumps(fields), None, TokenSettings()) == call
+
+
+def test_engines_own_routes_with_other_bodies() -> None:
+    """The path still tells the model; a large body is keyed by its first bytes."""
+    binary = b'{"inputs":[]}\x00\x01'
+    assert read_call("/v2/models/m/infer", binary, "s", TokenSettings()) == ModelCall(
+        Family.GENERIC, "m", unkeyed_reason="not_json", session="s"
+    )
+    large = b'{"text_input": "' + b"x" * 2000 + b'"}'
+    call = read_call("/v2/models/m/generate_stream", large, None, TokenSettings(max_keyed_body_bytes=1024))
+    assert call == ModelCall(Family.GENERIC, "m", True, RawPrompt(large[:1024]))
+    large = b'{"model": "n", "stream": true, "text": "' + b"x" * 2000 + b'"}'
+    call = read_call("/generate", large, None, TokenSettings(max_keyed_body_bytes=1024))
+    assert call == ModelCall(Family.GENERIC, "n", True, RawPrompt(large[:1024]))
+
+
 def test_large_bodies_are_not_parsed() -> None:
     """Above max_keyed_body_bytes the first bytes are the prompt, and the model is searched for."""
     body = orjson.dumps({"model": "m", "stream": True, "messages": [{"role": "user", "content": "x" * 4096}]})

@@ -28,6 +28,12 @@ def test_unseen_engine() -> None:
     assert "s3cret" not in repr(report)
 
 
+def test_engine_without_prefix_reuse() -> None:
+    """Where the kind reuses no prefixes nothing is ever taken to be cached, and the report says why."""
+    report = Portrait(EngineSpec("deepspeed", "http://a")).report(0.0, {})
+    assert (report.truth, report.truth_reason) == (Truth.NONE, "engines of its kind reuse no prefixes")
+
+
 def test_facts_last_and_load_does_not() -> None:
     """Size and block are kept when a look does not repeat them; load numbers are those of the last scrape only."""
     seen = portrait()
