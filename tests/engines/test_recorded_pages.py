@@ -1,11 +1,14 @@
 """The adapters' readers on what real engines answered."""
 
+from engines.adapter import Look
 from engines.fetch import Answer
-from engines.openai import error_text, read_models
+from engines.openai import error_text, json_object, read_models
+from engines.sglang import LOADS, add_info, read_loads
+from engines.sglang import read_page as read_sglang_page
 from engines.vllm import read_page
 from tests.golden.recorded import answer, lines
 
-VLLM = "vllm-0.32.0/http"
+VLLM, SGLANG = "vllm-0.32.0/http", "sglang-0.5.23/http"
 
 
 def recorded(recording: str, step: str, path: str) -> Answer:
@@ -40,3 +43,33 @@ def test_vllm_errors_are_read() -> None:
     """Every error body has a message that people are shown."""
     for line in [*lines(VLLM, "errors"), *lines(VLLM, "overload", "answer")]:
         assert line["status"] >= 400 and error_text(Answer("", line["status"], {}, line["body"].encode()))
+
+
+def test_sglang_loads() -> None:
+    """Counts and cache size come from /v1/loads, idle and with more requests than run at once."""
+    idle, busy = (read_loads(recorded(SGLANG, step, LOADS)) for step in ("idle", "load"))
+    assert (idle.running, idle.waiting, idle.capacity_tokens, idle.kv_used_ratio) == (0, 0, 768, 0.0)
+    assert busy.running and busy.waiting and busy.waiting_tokens and busy.kv_used_ratio
+    assert busy.extra["max_running_requests"] == 4
+
+
+def test_sglang_page() -> None:
+    """The metrics page says the same where /v1/loads is missing, and the page size with it."""
+    loads, page = read_loads(recorded(SGLANG, "load", LOADS)), read_sglang_page(recorded(SGLANG, "load", "/metrics"))
+    assert (page.capacity_tokens, page.block_tokens) == (loads.capacity_tokens, 16)
+    assert page.running and page.waiting and page.counters["sglang:num_requests_total"] > 0
+
+
+def test_sglang_info() -> None:
+    """Page size, cache size and the seed that tells one start from another."""
+    look = Look()
+    add_info(look, json_object(recorded(SGLANG, "idle", "/server_info")))
+    assert (look.block_tokens, look.capacity_tokens) == (16, 768) and look.hints["random_seed"]
+
+
+def test_sglang_errors_are_read() -> None:
+    """Its flat error bodies have a message that people are shown; an unknown model is no error to it."""
+    refused = [line for line in lines(SGLANG, "errors") if line["status"] != 200]
+    assert len(refused) == len(lines(SGLANG, "errors")) - 1
+    for line in [*refused, answer(SGLANG, "overload", "/v1/completions")]:
+        assert error_text(Answer("", line["status"], {}, line["body"].encode()))

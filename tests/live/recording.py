@@ -42,14 +42,18 @@ class Recording:
     step: str = ""
     lines: list[dict[str, Any]] = field(default_factory=list)
 
-    def ask(self, url: str, path: str, body: Any = None, **about: Any) -> Answer:
-        """One request, kept with its answer. `body`: JSON to POST, or bytes as they are; None is a GET. `about` is kept too."""
+    def ask(self, url: str, path: str, body: Any = None, *, only: Sequence[str] = (), **about: Any) -> Answer:
+        """One request, kept with its answer. `body`: JSON to POST, or bytes as they are; None is a GET. `about` is kept too.
+
+        `only`: the keys that are kept of an answer that is one large JSON object."""
         answer = ask(url, path, body)
         headers = {name: value for name, value in answer.headers.items() if name in KEPT_HEADERS}
         request = {"method": "GET" if body is None else "POST", "path": path}
         if body is not None:
             request["body"] = body.decode() if isinstance(body, bytes) else body
         text = without_buckets(answer.body.decode())
+        if only:
+            text = json.dumps({key: value for key, value in answer.json().items() if key in only})
         self.add("answer", request=request, status=answer.status, headers=headers, body=text, **about)
         return answer
 
