@@ -3,14 +3,13 @@
 import contextlib
 import dataclasses
 import json
-import socket
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engines.launch import LlamaCppOptions, LocalEngine, launch
+from engines.launch import LlamaCppOptions, LocalEngine, free_port, launch
 from loadtest.demo.router_process import LocalRouter, start_router
 
 MODEL = "tiny"
@@ -22,12 +21,14 @@ T = TypeVar("T")
 class Cluster:
     """Two engines (some may be missing at first) behind one router."""
 
-    def __init__(self, engines: list[LocalEngine], router: LocalRouter, missing_ports: list[int], folder: Path) -> None:
+    def __init__(
+        self, options: LlamaCppOptions, engines: list[LocalEngine], router: LocalRouter, missing_ports: list[int], folder: Path
+    ) -> None:
         self.engines = engines
         self.router = router
         self.missing_ports = missing_ports
         self._folder = folder
-        self._options = engines[0].options
+        self._options = options
 
     def engine_of(self, request_id: str) -> LocalEngine:
         """The engine that answered, by the router's record of its decision."""
@@ -68,17 +69,10 @@ def open_cluster(options: LlamaCppOptions, folder: Path, *flags: str, missing: i
         urls = [*(engine.url for engine in engines), *(f"http://127.0.0.1:{port}" for port in ports)]
         tokenizer = ("--tokenizer", str(options.model_path), "--tokenizer-cache", str(options.model_path.parent))
         router = start_router([f"llama.cpp={url}" for url in urls], folder / "router.log", *tokenizer, *flags)
-        cluster = Cluster(engines, router, ports, folder)
+        cluster = Cluster(options, engines, router, ports, folder)
         stack.callback(cluster.close)
         router.await_workers(len(engines), READY_DEADLINE_S)
         yield cluster
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(ask: Callable[[], T | None], what: str, deadline_s: float = 10.0) -> T:

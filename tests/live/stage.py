@@ -1,0 +1,81 @@
+"""Engines that live tests share, and what tests ask of them and their router."""
+
+import json
+import socket
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from engines.launch import LocalEngine, launch, launch_all
+from engines.starters.sglang import SglangOptions
+from engines.starters.vllm import VllmOptions
+from loadtest.demo.router_process import LocalRouter
+from tests.e2e.cluster import until
+from tests.live.loads import CHAT
+
+START_DEADLINE_S = 240.0
+EventOptions = VllmOptions | SglangOptions
+
+
+class EventEngine:
+    """An engine with KV events that can be started again on its addresses."""
+
+    def __init__(self, engine: LocalEngine, options: EventOptions, log: Path) -> None:
+        self.engine = engine
+        self.options = replace(options, port=engine.port)
+        self._log = log
+
+    @property
+    def url(self) -> str:
+        return self.engine.url
+
+    @property
+    def spec(self) -> str:
+        """As `--engine` takes it."""
+        return f"{self.options.kind}={self.url},events={self.options.events},replay={self.options.replay}"
+
+    def start_again(self, **changes: Any) -> None:
+        """Ends it and starts it with some options changed."""
+        self.engine.stop()
+        self.options = replace(self.options, **changes)
+        self.engine = launch(self.options, self._log, START_DEADLINE_S)
+
+
+def start_engines(options: Sequence[EventOptions], folder: Path) -> list[EventEngine]:
+    """All side by side, each with event and replay addresses below `folder`."""
+    named = [
+        (replace(one, events=f"ipc://{folder}/{number}-events", replay=f"ipc://{folder}/{number}-replay", topic=f"kv@{number}"),
+         folder / f"{number}.log")
+        for number, one in enumerate(options)
+    ]  # fmt: skip
+    engines = launch_all(named, START_DEADLINE_S)
+    return [EventEngine(engine, one, log) for engine, (one, log) in zip(engines, named, strict=True)]
+
+
+def row_of(router: LocalRouter, url: str) -> dict[str, Any]:
+    """The admin port's row of an engine."""
+    (row,) = [row for row in router.workers() if row["url"] == url]
+    return row
+
+
+def leave_in_mid_answer(router: LocalRouter, model: str, *, stream: bool) -> None:
+    """A client that closes as soon as an engine works on its request; returns when the router counts nothing any more."""
+    question = {"model": model, "messages": [{"role": "user", "content": "On and on"}], "max_tokens": 900, "ignore_eos": True}
+    body = json.dumps({**question, "stream": stream}).encode()
+    address = urlsplit(router.url)
+    with socket.create_connection((address.hostname, address.port or 0), timeout=10) as client:
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: sum(row["running"] or 0 for row in router.workers()) == 1, "an engine works on it")
+    until(lambda: all(row["in_flight"] == 0 for row in router.workers()), "the count is given back", 2.0)
+
+
+def needs_exact_truth(router: LocalRouter, measured: str) -> None:
+    """Skips, saying what was measured, where the router does not follow its engines' events."""
+    rows = router.workers()
+    if any(row["truth"] != "exact" for row in rows):
+        pytest.skip(f"{', '.join(row['truth'] + ' ' + row['truth_reason'] for row in rows)}: {measured}")

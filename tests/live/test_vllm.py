@@ -1,0 +1,138 @@
+"""Two real vLLM engines on the CPU behind the router: `make test-vllm`."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from engines.starters.vllm import VllmOptions
+from loadtest.demo.router_process import LocalRouter
+from tests.e2e.cluster import post, until
+from tests.live.conftest import Routers
+from tests.live.loads import CHAT, TEXT, Ask, cached_share, ceiling, crowded, decision, forecasts, play, prefix_groups, problems
+from tests.live.places import Places
+from tests.live.recording import ask
+from tests.live.stage import EventEngine, leave_in_mid_answer, needs_exact_truth, row_of, start_engines
+
+BLOCK_TOKENS = 32
+SMALL_CACHE_BLOCKS = 64  # six prefixes of `crowded`
+
+
+@pytest.fixture(scope="module")
+def pair(places: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[EventEngine]]:
+    plain = VllmOptions(places.vllm, places.model, "tiny", context_tokens=1024, developer=True)
+    both = start_engines([plain, plain], tmp_path_factory.mktemp("vllm"))
+    yield both
+    for vllm in both:
+        vllm.engine.stop()
+
+
+@pytest.fixture
+def router(pair: list[EventEngine], routers: Routers) -> LocalRouter:
+    return routers.start([vllm.spec for vllm in pair])
+
+
+def forget(vllm: EventEngine) -> None:
+    """Empties the engine's cache, so that a test begins cold."""
+    assert ask(vllm.url, "/reset_prefix_cache", b"").json() == {"success": True}
+
+
+def chat(text: str, **more: object) -> dict[str, object]:
+    return {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 6, "temperature": 0, **more}
+
+
+async def test_answers_are_the_engines_own(pair: list[EventEngine], router: LocalRouter) -> None:
+    """Chats and texts, streamed and not, come through whole, with usage and the cached tokens that the engine counted."""
+    for path, body in (
+        (CHAT, chat("Say something about hedgehogs. " * 20)),
+        (CHAT, chat("Say something about badgers. " * 20, stream=True, stream_options={"include_usage": True})),
+        (TEXT, {"model": "tiny", "prompt": "one two three " * 40, "max_tokens": 5, "temperature": 0}),
+        (TEXT, {"model": "tiny", "prompt": list(range(500, 600)), "max_tokens": 5, "temperature": 0, "stream": True,
+                "stream_options": {"include_usage": True}}),
+    ):  # fmt: skip
+        cold, warm = await play([router], [Ask(path, body, "one")] * 2, clients=1)
+        assert not problems([cold, warm]) and warm.text == cold.text
+        assert warm.prompt_tokens and warm.cached_tokens == (warm.prompt_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+        first, second = decision(cold), decision(warm)
+        assert second["worker"] == first["worker"] and second["prompt_tokens"] == warm.prompt_tokens
+        assert second["actual_cached_tokens"] == warm.cached_tokens
+        engine = next(vllm for vllm in pair if row_of(router, vllm.url)["id"] == second["worker"])
+        direct = json.loads(post(engine.url + path, json.dumps({**body, "stream": False, "stream_options": None}).encode())[2])
+        choice = direct["choices"][0]
+        assert warm.text == (choice["text"] if path == TEXT else choice["message"]["content"])
+
+
+def test_facts_are_learnt(pair: list[EventEngine], router: LocalRouter) -> None:
+    """Models, block size and capacity come from the engines; /v1/models lists the model once."""
+    for row in (row_of(router, vllm.url) for vllm in pair):
+        assert (row["models"], row["block_tokens"], row["lifecycle"]) == (["tiny"], BLOCK_TOKENS, "ready")
+        assert row["capacity_tokens"] > 100_000 and row["kv_used_ratio"] == row["running"] == row["waiting"] == 0
+    assert [entry["id"] for entry in ask(router.url, "/v1/models").json()["data"]] == ["tiny"]
+
+
+def test_errors_pass_through(router: LocalRouter) -> None:
+    """A refusal of the engine reaches the client as it is and is not held against the worker."""
+    status, _, body = post(router.url + TEXT, json.dumps({"model": "tiny", "prompt": list(range(300, 1500))}).encode())
+    assert status == 400 and "maximum context length is 1024 tokens" in json.loads(body)["error"]["message"]
+    assert router.ready_workers() == 2
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_client_that_leaves(router: LocalRouter, stream: bool) -> None:
+    """A client that closes in mid-answer, streamed or not, frees the router's count and stops the engine's work."""
+    leave_in_mid_answer(router, "tiny", stream=stream)
+    until(lambda: sum(row["running"] for row in router.workers()) == 0, "the engine stops", 3.0)
+
+
+async def test_each_group_is_computed_once(pair: list[EventEngine], routers: Routers) -> None:
+    """Six groups of eight chats from four clients through two routers: the cached share is the ceiling, to two points."""
+    specs = [vllm.spec for vllm in pair]
+    both = [routers.start(specs), routers.start(specs)]
+    for vllm in pair:
+        forget(vllm)
+    asks = prefix_groups("tiny")
+    answers = await play(both, asks, clients=4)
+    assert not problems(answers)
+    prompts = [
+        ask(pair[0].url, "/tokenize", {"model": "tiny", "messages": one.body["messages"]}).json()["tokens"] for one in asks
+    ]
+    assert [len(prompt) for prompt in prompts] == [one.prompt_tokens for one in answers]
+    share, best = cached_share(answers), ceiling(prompts, BLOCK_TOKENS)
+    print(f"cached share {share:.4f}, ceiling {best:.4f}")
+    needs_exact_truth(both[0], f"cached share {share:.4f}, ceiling {best:.4f}")
+    assert share >= best - 0.02
+
+
+async def test_restart_is_another_generation(pair: list[EventEngine], routers: Routers) -> None:
+    """An engine killed and started again has a new generation, and nothing is predicted of what it held before."""
+    vllm = pair[1]
+    router = routers.start([vllm.spec])
+    prompt = Ask(TEXT, {"model": "tiny", "prompt": list(range(700, 900)), "max_tokens": 2, "temperature": 0}, "one")
+    warm = (await play([router], [prompt] * 2, clients=1))[1]
+    assert decision(warm)["predicted_cached_tokens"] > 0
+    before = row_of(router, vllm.url)["generation"]
+    vllm.engine.kill()
+    until(lambda: row_of(router, vllm.url)["lifecycle"] == "down", "the router sees it gone", 10.0)
+    vllm.start_again(cache_blocks=SMALL_CACHE_BLOCKS)
+    until(lambda: row_of(router, vllm.url)["lifecycle"] == "ready", "the engine is back", 10.0)
+    row = row_of(router, vllm.url)
+    assert row["generation"] != before and row["capacity_tokens"] == SMALL_CACHE_BLOCKS * BLOCK_TOKENS
+    (after,) = await play([router], [prompt], clients=1)
+    assert not problems([after]) and after.cached_tokens == 0
+    assert decision(after)["predicted_cached_tokens"] == 0
+
+
+async def test_predictions_hold_under_eviction(pair: list[EventEngine], routers: Routers) -> None:
+    """With a cache that evicts all the time, at least 99 % of predictions are what the engine then reports."""
+    vllm = pair[1]
+    assert isinstance(vllm.options, VllmOptions)
+    if vllm.options.cache_blocks != SMALL_CACHE_BLOCKS:
+        vllm.start_again(cache_blocks=SMALL_CACHE_BLOCKS)
+    router = routers.start([vllm.spec])
+    forget(vllm)
+    answers = await play([router], crowded("tiny", count=150, prefixes=12), clients=1, pause_s=0.05)
+    assert not problems(answers)
+    found = forecasts(answers)
+    print(f"{found.equal_share():.3f} of {len(found.pairs)} predictions equal")
+    needs_exact_truth(router, f"{found.equal_share():.3f} of {len(found.pairs)} predictions equal")
+    assert found.equal_share() >= 0.99, found.misses()
