@@ -39,7 +39,7 @@ from router.core.fleet import Fleet
 from router.settings import FleetSettings, parse_engine
 
 spec = parse_engine("novel=http://10.0.0.1:8000")
-print(type(adapter_of(spec.kind, EngineHttp(None, spec, 1.0))).__name__)
+print(type(adapter_of(spec.kind, EngineHttp(spec, 1.0))).__name__)
 print(Portrait(spec).report(0.0, {}).truth, Fleet(FleetSettings()).add(spec, 0.0).kind)
 print("| `novel` | Novel |" in kinds_table(("Kind", "Engine")))
 """

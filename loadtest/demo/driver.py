@@ -51,8 +51,11 @@ class Driver:
             async with self._client, asyncio.TaskGroup() as users:
                 for _ in range(concurrency):
                     users.create_task(self._user(done, on_answer))
-        except* DemoFailed as failures:
-            raise failures.exceptions[0] from None
+        except BaseExceptionGroup as failures:
+            first = next((failure for failure in failures.exceptions if isinstance(failure, DemoFailed)), None)
+            if first is None:
+                raise
+            raise first from None
         return done
 
     async def _user(self, done: list[Exchange], on_answer: Callable[[Exchange], None]) -> None:
