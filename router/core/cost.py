@@ -36,6 +36,14 @@ def held_blocks(worker: Worker, levels: list[Level], from_level: int) -> int:
     return 0
 
 
+def reusable_tokens(blocks: int, prompt_tokens: int, reuse_tokens: int) -> int:
+    """Tokens that an engine serves of so many held leading blocks: not the prompt's last, and multiples of `reuse_tokens`."""
+    tokens, most = blocks * BLOCK_TOKENS, prompt_tokens - 1
+    if tokens > most:
+        tokens = most if most > 0 else 0
+    return tokens - tokens % reuse_tokens if reuse_tokens > 1 else tokens
+
+
 def note_matches(workers: list[Worker], levels: list[Level]) -> None:
     """Writes into every worker how much of the prompt it holds."""
     for worker in workers:
@@ -63,17 +71,10 @@ def price(
     others_use = (per_s - own) * peers[1]
     fleet_s_per_token = speed.s_per_token
     gain, cap = steer.gain, steer.max_utilisation
-    most = prompt_tokens - 1  # an engine computes at least the last token
-    if most < 0:
-        most = 0
     priced: list[Priced] = []
     for worker in workers:
         queue = worker.load
-        matched = worker.matched_blocks * BLOCK_TOKENS
-        if worker.block_tokens != BLOCK_TOKENS:
-            matched -= matched % worker.block_tokens
-        if matched > most:
-            matched = most
+        matched = reusable_tokens(worker.matched_blocks, prompt_tokens, worker.reuse_tokens) if worker.matched_blocks else 0
         s_per_token = fleet_s_per_token * worker.speed.factor
         prefill_s = float(prompt_tokens - matched) * s_per_token
         backlog_s = 0.0

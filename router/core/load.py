@@ -24,6 +24,10 @@ class Lease:
 
     __slots__ = (
         "alone",
+        "awaited_key",
+        "awaited_life",
+        "by_events",
+        "by_history",
         "coldest_s",
         "confirmed",
         "decision",
@@ -53,6 +57,10 @@ class Lease:
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
         self.stream = True  # its first byte tells when its prefill was done
+        self.awaited_key: int | None = None  # its last block, while the worker's cache events are to confirm it
+        self.awaited_life = 0  # of the worker, when they began to be awaited
+        self.by_events = UNKNOWN  # cached tokens that the events predicted; UNKNOWN: they did not, or not they alone
+        self.by_history = UNKNOWN  # and that the model of the worker's cache did
         self.released = False
 
 

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from router.core.cache_truth import CacheTruth
 from router.core.calibration import Calibration
 from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
@@ -44,6 +45,7 @@ class Placement:
         self._ring_blocks = routing.ring_blocks
         self._session_credit_s = routing.session_credit_s
         self._max_candidates = routing.max_candidates
+        self.cache_truth = CacheTruth(cache, fleet, self.index)
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
@@ -78,13 +80,18 @@ class Placement:
         if now_s < self._now_s:
             now_s = self._now_s
         self._now_s = now_s
-        keys, index = prompt.keys, self.index
+        keys, index, truth = prompt.keys, self.index, self.cache_truth
         blocks = len(keys)
+        if truth.special:
+            truth.speculation.expire(now_s)
         walk = index.walk(keys, blocks)
+        levels = index.levels(walk)
+        if truth.special:
+            levels = truth.levels(levels, prompt)
         ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
         pool = self._pool(workers, not tried)
         hint = None if session is None else self._hinted(session, pool)
-        q = Question(pool, index.levels(walk), ring_key, hint, now_s)
+        q = Question(pool, levels, ring_key, hint, now_s)
         q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
         self._price(q, prompt.prompt_tokens, weight)
@@ -136,6 +143,7 @@ class Placement:
             self._time(lease, uncached, completion_tokens, now_s)
         if cached_tokens is not None:
             self._calibration.compare(lease, cached_tokens, told_tokens)
+            self.cache_truth.compare(lease, cached_tokens, told_tokens, self._now_s)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -147,7 +155,7 @@ class Placement:
 
     def is_held(self, keys: "array[int]") -> bool:
         """Whether some worker holds all of these leading blocks, so that more of them may matter."""
-        return self.index.deepest(keys) == len(keys)
+        return self.index.deepest(keys) == len(keys) or self.cache_truth.is_held(keys[-1])
 
     def decision(self, request_id: str) -> Decision | None:
         return self.log.get(request_id)
@@ -166,7 +174,7 @@ class Placement:
 
     def blocks_held(self, worker: Worker) -> int:
         """Blocks that the worker is thought to have cached."""
-        return self.index.blocks_of(worker.slot)
+        return self.cache_truth.blocks_of(worker)
 
     def capacity_tokens(self, worker: Worker) -> int:
         """Tokens that its cache is thought to have room for, after corrections."""
@@ -191,17 +199,21 @@ class Placement:
     def joined(self, worker: Worker) -> None:
         self._ring.add(worker.slot, worker.id, worker.weight)
         self._calibration.joined(worker)
+        self.cache_truth.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
+        self.cache_truth.left(worker)
         self._calibration.left(worker)
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
         self._calibration.restarted(worker)
+        self.cache_truth.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
         self._calibration.retold(worker)
+        self.cache_truth.retold(worker)
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
@@ -285,8 +297,12 @@ class Placement:
             uncached = 1
         lease = Lease(worker, decision, prompt, uncached, now_s)
         lease.matched_blocks = worker.matched_blocks
-        load, fleet_load = worker.load, self.load
+        load, fleet_load, truth = worker.load, self.load, self.cache_truth
         head = load.head
+        if truth.special and truth.special & worker.bit:
+            truth.note_predictions(lease, walk, now_s)
+        else:
+            lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
         if head is not None:
             lease.alone = False
@@ -307,6 +323,9 @@ class Placement:
         """The worker's model holds the whole prompt now, though the engine still has to compute it."""
         worker, keys = lease.worker, lease.prompt.keys
         if keys and lease.life == worker.life and worker.truth is not NO_CACHE:
+            if self.cache_truth.special and self.cache_truth.is_exact(lease):
+                self.cache_truth.believe(lease, walk, self._now_s)
+                return
             coldest_s = self.index.insert(worker.slot, keys, self._now_s, walk)
             if lease.inserted_s is None:
                 lease.coldest_s = coldest_s
