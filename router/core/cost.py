@@ -66,6 +66,8 @@ def price(
     worker on each choice.
     """
     per_s = load.per_s(weight)
+    if load.other_requests:
+        per_s *= load.fleet_share()
     own = steer.own_share * per_s
     others_rate = (per_s - own) * peers[0]
     others_use = (per_s - own) * peers[1]
@@ -86,12 +88,14 @@ def price(
             done_s = now_s - queue.head_since_s
             head_s = float(head.uncached_tokens) * s_per_token
             backlog_s = float(queue.pending_tokens) * s_per_token - (done_s if done_s < head_s else head_s)
+        if queue.other_tokens:
+            backlog_s += float(queue.other_tokens) * s_per_token
         if now_s <= queue.report_until_s:
-            backlog_s += queue.others_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
+            backlog_s += queue.unexplained_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
         use = others_use + own * queue.busy_s
         q = gain * (others_rate + own * queue.arrivals) / (1.0 - (use if use < cap else cap))
         cost_s = backlog_s + prefill_s + q * prefill_s * (backlog_s + prefill_s * 0.5)
-        priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.in_flight, worker.truth))
+        priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.requests(), worker.truth))
     return priced
 
 

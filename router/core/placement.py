@@ -19,6 +19,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
+from router.core.shared_load import SharedLoad
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
@@ -56,6 +57,7 @@ class Placement:
         self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
+        self._shared: SharedLoad | None = None
         fleet.watch(self)
 
     # The life of a request.
@@ -110,6 +112,8 @@ class Placement:
         if lease.decision.ttft_s is not None or lease.released:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         took_s = lease.worker.load.first_token(lease, now_s)
         if lease.stream:
             lease.prefill_s = took_s
@@ -121,6 +125,8 @@ class Placement:
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -150,6 +156,19 @@ class Placement:
         if self._end(lease, now_s, outcome):
             lease.decision.status = status
             self._undo(lease)
+
+    # What sidecars and other routers tell.
+
+    def share_load(self, router: str, ttl_s: float) -> SharedLoad:
+        """From now on own load is told under this name, and that of other routers counts."""
+        self._shared = SharedLoad(router, self._fleet, self.load, ttl_s)
+        return self._shared
+
+    def catch_up(self, now_s: float) -> bool:
+        """To be called every 20 ms or so: what is due, and 2 ms of what waits. True: call again at once."""
+        if self._shared is not None:
+            self._shared.expire(now_s)
+        return self.cache_truth.catch_up(now_s)
 
     # Questions.
 
@@ -315,6 +334,8 @@ class Placement:
         fleet_load.busy_s += weight * prefill_s
         fleet_load.tokens += weight * uncached
         fleet_load.in_flight += 1
+        if self._shared is not None:
+            self._shared.changed[worker] = None
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
@@ -338,6 +359,8 @@ class Placement:
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         lease.decision.outcome = outcome
         lease.decision.duration_s = now_s - lease.sent_s
         return True

@@ -49,7 +49,7 @@ class World(PlacementWorld):
         return self.workers[slot].truth
 
     def caught_up(self) -> None:
-        while self.truth.catch_up(self.now_s):
+        while self.placement.catch_up(self.now_s):
             pass
 
     def predicted(self, keys: PromptKeys, slot: int) -> int:

@@ -131,3 +131,18 @@ def test_levels_known_to_miss_are_not_asked_again() -> None:
     found = levels((6, 0b10), (4, 0b11), (2, 0b111))
     worker = worker_with(slot=1)
     assert [held_blocks(worker, found, at) for at in range(4)] == [6, 4, 2, 0]
+
+
+def test_the_load_of_other_routers_counts() -> None:
+    """Their uncached tokens are ahead of this request, and their requests make work dearer for later arrivals."""
+    load = FleetLoad(60.0)
+    worker = worker_with((200, 0.0))
+    worker.load.in_flight = 1
+    worker.load.arrivals = worker.load.busy_s = load.arrivals = load.busy_s = 1.0
+    alone = price_one(worker, 100, [], load=load)
+    worker.load.other_requests, worker.load.other_tokens = 3, 500
+    load.in_flight, load.other_requests, load.other_routers = 1, 1, 1
+    row = price_one(worker, 100, [], load=load)
+    assert (alone.in_flight, row.in_flight) == (1, 4)
+    assert row.backlog_s == pytest.approx(alone.backlog_s + 0.5)
+    assert row.price == pytest.approx(2 * alone.price, rel=0.05)
