@@ -1,5 +1,6 @@
 """What the admin port is told."""
 
+from router.core.types import Truth
 from router.overview import Overview
 from router.settings import Settings
 from tests.proxy.rig import chat, rig
@@ -13,6 +14,7 @@ async def test_figures_follow_the_router() -> None:
         worker = overview.workers()[0]
         assert (worker.id, worker.in_flight, worker.models) == (made.engines[0].worker_id, 0, ("m",))
         assert worker.blocks_held == overview.index().blocks > 0
+        assert (worker.told_truth, worker.demotions, worker.other_requests) == (Truth.MODELLED, 0, 0)
         assert worker.report_age_s is not None and worker.report_age_s >= 0
         decision = overview.latest_decisions(1)[0]
         assert overview.decision(decision.request_id) is decision
