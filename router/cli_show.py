@@ -263,8 +263,8 @@ def recent_cached_text(worker: Row) -> str:
 def remarks(worker: Row) -> str:
     """Why it is in its state, and how its cache is known when that is not the usual way."""
     rows = [cell(worker.get("why"))]
-    if worker.get("truth") not in ("modelled", None):
-        reason = worker.get("truth_reason")
+    reason = worker.get("truth_reason")
+    if worker.get("truth") not in ("modelled", None) or reason:
         rows.append(f"cache {cell(worker.get('truth'))}" + (f": {plain(reason)}" if reason else ""))
     if worker.get("tokens_match") is False:
         rows.append(f"other tokens than the tokenizer: {cell(worker.get('tokens_why'))}")

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, WorkerFigures, WorkerTokens
 from router.core.fleet import Worker
-from router.core.types import Decision
+from router.core.types import Decision, Truth
 from router.log import AccessLog
 from router.proxy.plane import DataPlane
 from router.tokens.key_sources import Shape, ShapeKeys
@@ -32,8 +32,20 @@ class Overview:
         return self._plane.placement.latest_decisions(limit)
 
     def index(self) -> IndexFigures:
-        index = self._plane.placement.index
-        return IndexFigures(index.blocks, index.bytes, index.evictions)
+        placement = self._plane.placement
+        models, events, feed = placement.index, placement.cache_truth.events, placement.cache_truth.feed
+        return IndexFigures(
+            blocks=models.blocks + events.blocks,
+            bytes=models.bytes + events.bytes,
+            evicted_blocks=models.evictions,
+            event_blocks=events.blocks,
+            exact_workers=sum(worker.truth is Truth.EXACT for worker in self._plane.fleet.workers),
+            refused_blocks=events.full_blocks,
+            orphan_blocks=events.orphan_blocks,
+            feed_gaps=feed.gaps,
+            feed_stale=feed.stale,
+            feed_strangers=feed.strangers,
+        )
 
     def models(self) -> Sequence[ModelFigures]:
         return [
@@ -56,7 +68,7 @@ class Overview:
         yield Bound("max_connections", stats.connections_open, limits.max_connections)
         yield Bound("max_requests_in_flight", stats.requests_in_flight, limits.max_requests_in_flight)
         yield Bound("max_buffered_bytes", stats.buffered_bytes, limits.max_buffered_bytes)
-        yield Bound("index_bytes", plane.placement.index.bytes, settings.cache.index_bytes)
+        yield Bound("index_bytes", self.index().bytes, settings.cache.index_bytes)
         yield Bound("decision_log_size", plane.placement.decisions_kept, settings.routing.decision_log_size)
         yield Bound("max_sessions", plane.placement.sessions_kept, settings.routing.max_sessions)
         yield Bound("memo_bytes", plane.keyer.memo.used_bytes, settings.tokens.memo_bytes)
@@ -104,6 +116,10 @@ class Overview:
             cached_tokens_error=worker.error_tokens_mean,
             tokens_match=tokens_match,
             tokens_why=tokens_why,
+            told_truth=worker.told_truth,
+            demotions=worker.trust.demotions,
+            other_requests=load.other_requests,
+            other_prefill_tokens=load.other_tokens,
             engine=dict(report.extra) if report else {},
         )
 

@@ -129,8 +129,16 @@ class RoutingSettings(Checked):
 
 @dataclass(frozen=True)
 class CacheSettings(Checked):
-    index_bytes: int = knob(1024**3, "memory of the prefix index", low=64 * 1024)
+    index_bytes: int = knob(
+        1024**3, "memory of the prefix index; up to three quarters of it for blocks told by cache events", low=64 * 1024
+    )
     default_capacity_tokens: int = knob(262_144, "KV cache of a worker that does not tell its size", low=1024)
+    speculative_s: float = knob(2.0, "time for a sent prompt's blocks to appear in a worker's cache events", low=0, high=60)
+    distrust_share: float = knob(
+        0.2, "mean part of a prompt predicted wrongly at which a source of cache truth is dropped", low=0.01, high=1
+    )
+    distrust_requests: int = knob(32, "requests with the engine's own number per verdict on predictions", low=1)
+    retest_s: float = knob(60.0, "time until predictions that were dropped are tested again; doubles if they fail", low=0.1)
 
 
 @dataclass(frozen=True)
@@ -161,6 +169,7 @@ class FleetSettings(Checked):
     )
     probe_failures: int = knob(2, "failed probes in a row until a worker is down", low=1)
     report_ttl_s: float = knob(3.0, "age at which a load report counts as unknown", low=0.1)
+    router_load_ttl_s: float = knob(2.0, "silence after which another router's load counts as gone", low=0.1)
     max_workers: int = knob(1024, "workers known at a time", low=1)
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from router.core.types import Truth
 from router.overview import Overview
 from router.settings import Settings
 from router.tokens.parity_watch import ParityWatch
@@ -26,6 +27,7 @@ async def test_figures_follow_the_router() -> None:
         worker = overview.workers()[0]
         assert (worker.id, worker.in_flight, worker.models) == (made.engines[0].worker_id, 0, ("m",))
         assert worker.blocks_held == overview.index().blocks > 0
+        assert (worker.told_truth, worker.demotions, worker.other_requests) == (Truth.MODELLED, 0, 0)
         assert worker.report_age_s is not None and worker.report_age_s >= 0
         decision = overview.latest_decisions(1)[0]
         assert overview.decision(decision.request_id) is decision

@@ -21,7 +21,7 @@ class WorkerFigures:
     why: str  # why it is not ready, or what about it is odd
     models: tuple[str, ...] | None
     generation: str
-    truth: Truth
+    truth: Truth  # by which requests for it are placed
     truth_reason: str
     in_flight: int  # requests of this router
     pending_prefill_tokens: int  # uncached tokens of this router's requests before their first token
@@ -39,6 +39,10 @@ class WorkerFigures:
     cached_tokens_error: float | None = None  # moving average of |predicted - actual|
     tokens_match: bool | None = None  # its tokens are those of the tokenizer here
     tokens_why: str = ""  # where they are not, or where it is not known
+    told_truth: Truth | None = None  # as its sidecar says
+    demotions: int = 0  # times that a source of its cache truth was dropped for its misses
+    other_requests: int = 0  # in flight, told by other routers
+    other_prefill_tokens: int = 0  # and their uncached tokens before their first token
     engine: dict[str, float] = field(default_factory=dict)  # further numbers of its kind, see engines/
 
 
@@ -53,11 +57,18 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """The prefix index as a whole."""
+    """What is known of all caches together, and what of cache events could not be used."""
 
     blocks: int
     bytes: int
     evicted_blocks: int
+    event_blocks: int = 0  # those of the blocks that cache events told of
+    exact_workers: int = 0  # matched by their events
+    refused_blocks: int = 0  # no room
+    orphan_blocks: int = 0  # the block before them was not held
+    feed_gaps: int = 0  # workers that fell out of sync for a missing delta
+    feed_stale: int = 0  # deltas and snapshots that came too late
+    feed_strangers: int = 0  # and those of unknown workers
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,9 +142,17 @@ def bound_gauges(bounds: Iterable[Bound]) -> Iterator[Metric]:
 def index_families(index: IndexFigures) -> Iterator[Metric]:
     yield GaugeMetricFamily("warmline_index_blocks", "Blocks held over all workers, as the router believes", value=index.blocks)
     yield GaugeMetricFamily("warmline_index_bytes", "Memory of the prefix index", value=index.bytes)
-    yield CounterMetricFamily(
-        "warmline_index_evicted_blocks", "Blocks that left the index for want of room", value=index.evicted_blocks
-    )
+    yield GaugeMetricFamily("warmline_index_event_blocks", "Those told by cache events", value=index.event_blocks)
+    yield GaugeMetricFamily("warmline_exact_workers", "Workers matched by their cache events", value=index.exact_workers)
+    for name, text, value in (
+        ("index_evicted_blocks", "Blocks that left the index for want of room", index.evicted_blocks),
+        ("index_refused_blocks", "Blocks told by cache events that found no room", index.refused_blocks),
+        ("index_orphan_blocks", "Blocks told by cache events behind a block that is not held", index.orphan_blocks),
+        ("cache_feed_gaps", "Workers whose cache events fell out of sequence", index.feed_gaps),
+        ("cache_feed_stale", "Messages of a worker's cache that came too late to count", index.feed_stale),
+        ("cache_feed_strangers", "Messages of a cache whose worker is not known", index.feed_strangers),
+    ):
+        yield CounterMetricFamily(f"warmline_{name}", text, value=value)
 
 
 def model_keys(key_sources: Iterable[tuple[str, str, str]]) -> Metric:
@@ -173,6 +181,8 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerFigures], float | None]], .
     ("actual_cached_tokens", "Moving average per request", lambda w: w.actual_cached_tokens),
     ("cached_tokens_error", "Moving average of |predicted - actual|", lambda w: w.cached_tokens_error),
     ("tokens_match", "1 when its tokens are those of the tokenizer here, 0 when not", lambda w: w.tokens_match),
+    ("other_routers_requests", "Requests of other routers on it, as they tell", lambda w: w.other_requests),
+    ("other_routers_prefill_tokens", "Uncached tokens of those before their first token", lambda w: w.other_prefill_tokens),
 )  # fmt: skip
 WORKER_COUNTERS = (
     ("probe_failures", "Probes that failed"),
@@ -195,6 +205,12 @@ def worker_families(workers: Sequence[WorkerFigures]) -> Iterator[Metric]:
             if (value := read(worker)) is not None:
                 gauge.add_metric([worker.id], value)
         yield gauge
+    demotions = CounterMetricFamily(
+        "warmline_worker_demotions", "Times that events or history were dropped for their misses", labels=("worker",)
+    )
+    for worker in workers:
+        demotions.add_metric([worker.id], worker.demotions)
+    yield demotions
     for name, text in WORKER_COUNTERS:
         counter = CounterMetricFamily(f"warmline_worker_{name}", text, labels=("worker",))
         for worker in workers:

@@ -8,7 +8,7 @@ cost ten times the TTFT until it grew, one eight times too large a half more: gr
 from typing import Final
 
 from router.core.fleet import Worker
-from router.core.load import Lease
+from router.core.load import UNKNOWN, Lease
 from router.core.prefix_index import PrefixIndex
 from router.core.types import BLOCK_TOKENS, KeyForm, PromptKeys, Truth
 
@@ -57,10 +57,10 @@ class Calibration:
         scale = token_scale(lease.prompt, prompt_tokens)
         if scale is None:
             return
-        predicted = lease.decision.predicted_cached_tokens * scale
-        worker.note_prediction(predicted, actual_tokens)
-        if lease.life != worker.life or worker.truth is NO_CACHE:
+        worker.note_prediction(lease.decision.predicted_cached_tokens * scale, actual_tokens)
+        if lease.life != worker.life or worker.truth is NO_CACHE or lease.by_history == UNKNOWN:
             return
+        predicted = lease.by_history * scale
         block_tokens = worker.block_tokens if worker.block_tokens > BLOCK_TOKENS else BLOCK_TOKENS
         actual = float(actual_tokens)
         slack = block_tokens + SLACK_SHARE * (predicted if predicted > actual else actual)

@@ -36,6 +36,14 @@ def held_blocks(worker: Worker, levels: list[Level], from_level: int) -> int:
     return 0
 
 
+def reusable_tokens(blocks: int, prompt_tokens: int, reuse_tokens: int) -> int:
+    """Tokens that an engine serves of so many held leading blocks: not the prompt's last, and multiples of `reuse_tokens`."""
+    tokens, most = blocks * BLOCK_TOKENS, prompt_tokens - 1
+    if tokens > most:
+        tokens = most if most > 0 else 0
+    return tokens - tokens % reuse_tokens if reuse_tokens > 1 else tokens
+
+
 def note_matches(workers: list[Worker], levels: list[Level]) -> None:
     """Writes into every worker how much of the prompt it holds."""
     for worker in workers:
@@ -58,22 +66,17 @@ def price(
     worker on each choice.
     """
     per_s = load.per_s(weight)
+    if load.other_requests:
+        per_s *= load.fleet_share()
     own = steer.own_share * per_s
     others_rate = (per_s - own) * peers[0]
     others_use = (per_s - own) * peers[1]
     fleet_s_per_token = speed.s_per_token
     gain, cap = steer.gain, steer.max_utilisation
-    most = prompt_tokens - 1  # an engine computes at least the last token
-    if most < 0:
-        most = 0
     priced: list[Priced] = []
     for worker in workers:
         queue = worker.load
-        matched = worker.matched_blocks * BLOCK_TOKENS
-        if worker.block_tokens != BLOCK_TOKENS:
-            matched -= matched % worker.block_tokens
-        if matched > most:
-            matched = most
+        matched = reusable_tokens(worker.matched_blocks, prompt_tokens, worker.reuse_tokens) if worker.matched_blocks else 0
         s_per_token = fleet_s_per_token * worker.speed.factor
         prefill_s = float(prompt_tokens - matched) * s_per_token
         backlog_s = 0.0
@@ -85,12 +88,14 @@ def price(
             done_s = now_s - queue.head_since_s
             head_s = float(head.uncached_tokens) * s_per_token
             backlog_s = float(queue.pending_tokens) * s_per_token - (done_s if done_s < head_s else head_s)
+        if queue.other_tokens:
+            backlog_s += float(queue.other_tokens) * s_per_token
         if now_s <= queue.report_until_s:
-            backlog_s += queue.others_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
+            backlog_s += queue.unexplained_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
         use = others_use + own * queue.busy_s
         q = gain * (others_rate + own * queue.arrivals) / (1.0 - (use if use < cap else cap))
         cost_s = backlog_s + prefill_s + q * prefill_s * (backlog_s + prefill_s * 0.5)
-        priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.in_flight, worker.truth))
+        priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.requests(), worker.truth))
     return priced
 
 

@@ -1,18 +1,25 @@
 """The workers: what is known of each, which may serve a model, and what a report changes."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
 from router.core.load import Load
 from router.core.speed import WorkerSpeed
+from router.core.trust import Trust
 from router.core.types import BLOCK_TOKENS, Lifecycle, Truth, WorkerId, WorkerReport
 from router.errors import InvalidField, ModelNotFound, NoWorker
 from router.settings import EngineSpec, FleetSettings
 
 MAX_CACHED_SETS: Final = 1024  # candidate sets by model name; names come from clients where an engine serves any model
 ERROR_FADE: Final = 0.05  # weight of the newest request in a worker's moving averages
+# Kinds whose engines serve whole blocks from their cache, after leaving the prompt's last token to be computed: vLLM
+# (KVCacheManager.get_computed_blocks: max_cache_hit_length is num_tokens - 1, then whole blocks) and SGLang
+# (Req.init_next_round_input: at most input_len - 1 tokens, then RadixCache.match_prefix cuts to pages). Others serve any
+# number of tokens short of the last.
+BLOCKWISE_KINDS: Final = frozenset(("vllm", "sglang"))
+NOT_SYNCED: Final = "exact as soon as its cache events are followed from a snapshot"
 
 
 class Worker:
@@ -30,6 +37,7 @@ class Worker:
         "error_tokens_mean",
         "generation",
         "id",
+        "in_sync",
         "kind",
         "life",
         "lifecycle",
@@ -40,9 +48,13 @@ class Worker:
         "predicted_tokens_mean",
         "probed",
         "report",
+        "reuse_tokens",
         "slot",
         "spec",
         "speed",
+        "told_reason",
+        "told_truth",
+        "trust",
         "truth",
         "truth_reason",
         "weight",
@@ -61,10 +73,15 @@ class Worker:
         self.models: frozenset[str] | None = frozenset((spec.model,)) if spec.model else None  # None: any, or not known yet
         self.generation = ""
         self.life = 0  # counts up when the cache is known to be lost; a lease of an earlier life changes nothing
-        self.truth = Truth.MODELLED
+        self.told_truth = Truth.MODELLED  # what the sidecar says of the cache
+        self.told_reason = ""
+        self.in_sync = False  # the event index has all that the sidecar told
+        self.trust = Trust()
+        self.truth = Truth.MODELLED  # what follows, see `Fleet.judge`
         self.truth_reason = ""
         self.capacity_tokens = spec.capacity_tokens  # None: not told
         self.block_tokens = BLOCK_TOKENS
+        self.reuse_tokens = BLOCK_TOKENS if spec.kind in BLOCKWISE_KINDS else 1  # hits are multiples of this
         self.report: WorkerReport | None = None
         self.load = Load()
         self.speed = WorkerSpeed(spec.weight)
@@ -107,7 +124,7 @@ class FleetWatcher(Protocol):
     def left(self, worker: Worker) -> None: ...
     def restarted(self, worker: Worker) -> None: ...
     def retold(self, worker: Worker) -> None:
-        """Its capacity or truth changed."""
+        """Its capacity or truth changed, or its first generation is known."""
 
 
 class Fleet:
@@ -121,12 +138,17 @@ class Fleet:
         self._watchers: list[FleetWatcher] = []
         self.epoch = 0
         self.slots: list[Worker | None] = []  # by slot
+        self.on_change: Callable[[FleetChange], None] | None = None  # told of every change, whatever caused it
 
     def watch(self, watcher: FleetWatcher) -> None:
         """Tells the watcher of all workers, now and later."""
         self._watchers.append(watcher)
         for worker in self._workers.values():
             watcher.joined(worker)
+
+    @property
+    def max_workers(self) -> int:
+        return self._settings.max_workers
 
     @property
     def workers(self) -> tuple[Worker, ...]:
@@ -182,6 +204,8 @@ class Fleet:
         worker.load.report(report.waiting, report.waiting_tokens, until_s)
         if report.block_tokens is not None and report.block_tokens > 0:
             worker.block_tokens = report.block_tokens
+            if worker.kind in BLOCKWISE_KINDS:
+                worker.reuse_tokens = report.block_tokens
         self._learn_models(worker, report, changes)
         self._learn_cache(worker, report, changes)
         if report.reported_at_s > worker.down_since_s or report.lifecycle is not Lifecycle.READY:
@@ -255,9 +279,13 @@ class Fleet:
         if not report.generation or report.generation == before:
             return
         worker.generation = report.generation
-        if before:
+        if not before:
+            for watcher in self._watchers:
+                watcher.retold(worker)
+        else:
             worker.life += 1
-            changes.append(FleetChange(worker, "generation", before, report.generation))
+            worker.trust.reset()
+            self._note(changes, FleetChange(worker, "generation", before, report.generation))
             for watcher in self._watchers:
                 watcher.restarted(worker)
 
@@ -269,23 +297,31 @@ class Fleet:
         if models != worker.models:
             before = worker.models
             worker.models = models
-            changes.append(FleetChange(worker, "models", listed(before), listed(models)))
+            self._note(changes, FleetChange(worker, "models", listed(before), listed(models)))
             self._changed()
+
+    def judge(self, worker: Worker) -> list[FleetChange]:
+        """The truth that follows from what is told of the worker's cache, how far it is followed, and how well it predicts."""
+        changes: list[FleetChange] = []
+        truth, reason = truth_of(worker)
+        worker.truth_reason = reason
+        if truth is not worker.truth:
+            before, worker.truth = worker.truth, truth
+            self._note(changes, FleetChange(worker, "truth", before.value, truth.value, reason))
+            for watcher in self._watchers:
+                watcher.retold(worker)
+        return changes
 
     def _learn_cache(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
         """Truth and capacity; what `--engine capacity_tokens=` says wins."""
-        found = len(changes)
-        if report.truth is not worker.truth:
-            changes.append(FleetChange(worker, "truth", worker.truth.value, report.truth.value, report.truth_reason))
-            worker.truth = report.truth
-        worker.truth_reason = report.truth_reason
         told = worker.spec.capacity_tokens or report.capacity_tokens
         if told and told != worker.capacity_tokens:
-            changes.append(FleetChange(worker, "capacity", str(worker.capacity_tokens), str(told)))
+            self._note(changes, FleetChange(worker, "capacity", str(worker.capacity_tokens), str(told)))
             worker.capacity_tokens = told
-        if len(changes) > found:
             for watcher in self._watchers:
                 watcher.retold(worker)
+        worker.told_truth, worker.told_reason = report.truth, report.truth_reason
+        changes.extend(self.judge(worker))
 
     def _set_drained(self, worker_id: str, drained: bool) -> list[FleetChange]:
         worker = self._workers[WorkerId(worker_id)]
@@ -301,12 +337,29 @@ class Fleet:
             after = Lifecycle.DRAINING
         if after is not before:
             worker.lifecycle = after
-            changes.append(FleetChange(worker, "lifecycle", before.value, after.value, detail))
+            self._note(changes, FleetChange(worker, "lifecycle", before.value, after.value, detail))
             self._changed()
+
+    def _note(self, changes: list[FleetChange], change: FleetChange) -> None:
+        changes.append(change)
+        if self.on_change is not None:
+            self.on_change(change)
 
     def _changed(self) -> None:
         self.epoch += 1
         self._sets.clear()
+
+
+def truth_of(worker: Worker) -> tuple[Truth, str]:
+    """The truth by which requests for the worker are placed, and why it is not what the sidecar says."""
+    told, events, history = worker.told_truth, worker.trust.events.doubt, worker.trust.history.doubt
+    if told is Truth.NONE or (told is Truth.EXACT and worker.in_sync and not events):
+        return told, worker.told_reason
+    if history:
+        return Truth.UNTRUSTED, f"routed by its load only; {history}"
+    if told is not Truth.EXACT:
+        return told, worker.told_reason
+    return (Truth.UNTRUSTED, f"routed by own history; {events}") if events else (Truth.MODELLED, NOT_SYNCED)
 
 
 def named(model: str | None) -> str:

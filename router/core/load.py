@@ -1,7 +1,7 @@
 """What each worker has to do: leases from the moment of choice, prefill still ahead, arrival rates, reports.
 
-Own counts move at selection and are never reset; what a worker reports only adds work of others (unknown is not zero,
-an old report is no report).
+Own counts move at selection and are never reset. Other routers' counts are added (`SharedLoad` writes them), and what a
+worker reports adds only what neither explains (unknown is not zero, an old report is no report).
 """
 
 import math
@@ -24,6 +24,10 @@ class Lease:
 
     __slots__ = (
         "alone",
+        "awaited_key",
+        "awaited_life",
+        "by_events",
+        "by_history",
         "coldest_s",
         "confirmed",
         "decision",
@@ -53,6 +57,10 @@ class Lease:
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
         self.stream = True  # its first byte tells when its prefill was done
+        self.awaited_key: int | None = None  # its last block, while the worker's cache events are to confirm it
+        self.awaited_life = 0  # of the worker, when they began to be awaited
+        self.by_events = UNKNOWN  # cached tokens that the events predicted; UNKNOWN: they did not, or not they alone
+        self.by_history = UNKNOWN  # and that the model of the worker's cache did
         self.released = False
 
 
@@ -65,6 +73,8 @@ class Load:
         "head",
         "head_since_s",
         "in_flight",
+        "other_requests",
+        "other_tokens",
         "pending",
         "pending_tokens",
         "report_until_s",
@@ -78,6 +88,8 @@ class Load:
         self.pending_tokens = 0  # their uncached tokens
         self.head: Lease | None = None  # the first of them: the one whose prefill is thought to run
         self.head_since_s = 0.0
+        self.other_requests = 0  # of other routers, before their end
+        self.other_tokens = 0  # their uncached tokens, before their first token
         self.arrivals = 0.0
         self.busy_s = 0.0
         self.report_until_s = NEVER_S
@@ -135,27 +147,31 @@ class Load:
         self.reported_waiting = UNKNOWN if waiting is None else waiting
         self.reported_waiting_tokens = UNKNOWN if waiting_tokens is None else waiting_tokens
 
+    def requests(self) -> int:
+        """In flight, of all routers."""
+        return self.in_flight + self.other_requests
+
     def waiting_at(self, now_s: float) -> int:
         """Requests before their first token: the larger of own count and a fresh report."""
         own = len(self.pending)
         return max(own, self.reported_waiting) if now_s <= self.report_until_s else own
 
-    def others_tokens(self, now_s: float, mean_uncached_tokens: float) -> float:
-        """Uncached tokens waiting there that this router did not send."""
+    def unexplained_tokens(self, now_s: float, mean_uncached_tokens: float) -> float:
+        """Uncached tokens waiting there that no router is known to have sent."""
         if now_s > self.report_until_s:
             return 0.0
         if self.reported_waiting_tokens != UNKNOWN:
-            tokens = self.reported_waiting_tokens - self.pending_tokens
-            return float(tokens) if tokens > 0 else 0.0
-        requests = self.reported_waiting - len(self.pending)
-        return requests * mean_uncached_tokens if requests > 0 else 0.0
+            tokens = float(self.reported_waiting_tokens - self.pending_tokens - self.other_tokens)
+        else:
+            tokens = (self.reported_waiting - len(self.pending)) * mean_uncached_tokens - float(self.other_tokens)
+        return tokens if tokens > 0.0 else 0.0
 
     def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:
         """Uncached tokens ahead of a request that arrives now."""
         own = float(self.pending_tokens)
         if self.head is not None:
             own -= min(float(self.head.uncached_tokens), max(0.0, (now_s - self.head_since_s) / s_per_token))
-        return own + self.others_tokens(now_s, mean_uncached_tokens)
+        return own + float(self.other_tokens) + self.unexplained_tokens(now_s, mean_uncached_tokens)
 
     def _leave(self, lease: Lease) -> None:
         del self.pending[lease]
@@ -171,7 +187,7 @@ class FleetLoad:
     times k·exp(−k·(now − t0)), one exponential for the whole fleet.
     """
 
-    __slots__ = ("_k", "_t0_s", "arrivals", "busy_s", "in_flight", "tokens")
+    __slots__ = ("_k", "_t0_s", "arrivals", "busy_s", "in_flight", "other_requests", "other_routers", "tokens")
 
     def __init__(self, half_life_s: float) -> None:
         self._k = math.log(2) / half_life_s
@@ -180,6 +196,8 @@ class FleetLoad:
         self.busy_s = 0.0  # prefill seconds sent out
         self.tokens = 0.0  # uncached tokens sent out
         self.in_flight = 0
+        self.other_requests = 0  # in flight, of other routers
+        self.other_routers = 0
 
     def weight(self, now_s: float) -> float:
         """What an arrival at `now_s` counts."""
@@ -191,6 +209,14 @@ class FleetLoad:
     def per_s(self, weight: float) -> float:
         """Factor from sums to rates per second, at the time whose weight this is."""
         return self._k / weight
+
+    def fleet_share(self) -> float:
+        """The fleet's requests in flight per own one, at most as if every other router were as busy: what own rates are
+        multiplied by (policy-lab §1, S). 1.0 alone."""
+        if not self.other_requests:
+            return 1.0
+        others = float(self.other_requests) / float(self.in_flight if self.in_flight else 1)
+        return 1.0 + (others if others < self.other_routers else float(self.other_routers))
 
     def needs_rebase(self, weight: float) -> bool:
         return weight > REBASE_WEIGHT

@@ -8,6 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Final
 
+from router.core.cache_truth import CacheTruth
 from router.core.calibration import Calibration
 from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
@@ -18,6 +19,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
+from router.core.shared_load import SharedLoad
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
@@ -44,6 +46,7 @@ class Placement:
         self._ring_blocks = routing.ring_blocks
         self._session_credit_s = routing.session_credit_s
         self._max_candidates = routing.max_candidates
+        self.cache_truth = CacheTruth(cache, fleet, self.index)
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
@@ -54,6 +57,7 @@ class Placement:
         self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
+        self._shared: SharedLoad | None = None
         fleet.watch(self)
 
     # The life of a request.
@@ -78,13 +82,18 @@ class Placement:
         if now_s < self._now_s:
             now_s = self._now_s
         self._now_s = now_s
-        keys, index = prompt.keys, self.index
+        keys, index, truth = prompt.keys, self.index, self.cache_truth
         blocks = len(keys)
+        if truth.special:
+            truth.speculation.expire(now_s)
         walk = index.walk(keys, blocks)
+        levels = index.levels(walk)
+        if truth.special:
+            levels = truth.levels(levels, prompt)
         ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
         pool = self._pool(workers, not tried)
         hint = None if session is None else self._hinted(session, pool)
-        q = Question(pool, index.levels(walk), ring_key, hint, now_s)
+        q = Question(pool, levels, ring_key, hint, now_s)
         q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
         self._price(q, prompt.prompt_tokens, weight)
@@ -103,6 +112,8 @@ class Placement:
         if lease.decision.ttft_s is not None or lease.released:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         took_s = lease.worker.load.first_token(lease, now_s)
         if lease.stream:
             lease.prefill_s = took_s
@@ -114,6 +125,8 @@ class Placement:
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -138,6 +151,7 @@ class Placement:
             self._time(lease, uncached, completion_tokens, now_s)
         if cached_tokens is not None:
             self._calibration.compare(lease, cached_tokens, told_tokens)
+            self.cache_truth.compare(lease, cached_tokens, told_tokens, self._now_s)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -145,11 +159,24 @@ class Placement:
             lease.decision.status = status
             self._undo(lease)
 
+    # What sidecars and other routers tell.
+
+    def share_load(self, router: str, ttl_s: float) -> SharedLoad:
+        """From now on own load is told under this name, and that of other routers counts."""
+        self._shared = SharedLoad(router, self._fleet, self.load, ttl_s)
+        return self._shared
+
+    def catch_up(self, now_s: float) -> bool:
+        """To be called every 20 ms or so: what is due, and 2 ms of what waits. True: call again at once."""
+        if self._shared is not None:
+            self._shared.expire(now_s)
+        return self.cache_truth.catch_up(now_s)
+
     # Questions.
 
     def is_held(self, keys: "array[int]") -> bool:
         """Whether some worker holds all of these leading blocks, so that more of them may matter."""
-        return self.index.deepest(keys) == len(keys)
+        return self.index.deepest(keys) == len(keys) or self.cache_truth.is_held(keys[-1])
 
     def decision(self, request_id: str) -> Decision | None:
         return self.log.get(request_id)
@@ -168,7 +195,7 @@ class Placement:
 
     def blocks_held(self, worker: Worker) -> int:
         """Blocks that the worker is thought to have cached."""
-        return self.index.blocks_of(worker.slot)
+        return self.cache_truth.blocks_of(worker)
 
     def capacity_tokens(self, worker: Worker) -> int:
         """Tokens that its cache is thought to have room for, after corrections."""
@@ -194,18 +221,22 @@ class Placement:
         self._ring.add(worker.slot, worker.id, worker.weight)
         self.speed.workers.append(worker.speed)
         self._calibration.joined(worker)
+        self.cache_truth.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
         self.speed.workers.remove(worker.speed)
+        self.cache_truth.left(worker)
         self._calibration.left(worker)
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
         self._calibration.restarted(worker)
+        self.cache_truth.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
         self._calibration.retold(worker)
+        self.cache_truth.retold(worker)
 
     def forget(self, worker: Worker) -> None:
         """Its cache is empty, says somebody who knows. Requests in flight will not fill the model either."""
@@ -289,8 +320,12 @@ class Placement:
             uncached = 1
         lease = Lease(worker, decision, prompt, uncached, now_s)
         lease.matched_blocks = worker.matched_blocks
-        load, fleet_load = worker.load, self.load
+        load, fleet_load, truth = worker.load, self.load, self.cache_truth
         head = load.head
+        if truth.special and truth.special & worker.bit:
+            truth.note_predictions(lease, walk, now_s)
+        else:
+            lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
         if head is not None:
             lease.alone = False
@@ -303,6 +338,8 @@ class Placement:
         fleet_load.busy_s += weight * prefill_s
         fleet_load.tokens += weight * uncached
         fleet_load.in_flight += 1
+        if self._shared is not None:
+            self._shared.changed[worker] = None
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
@@ -311,6 +348,9 @@ class Placement:
         """The worker's model holds the whole prompt now, though the engine still has to compute it."""
         worker, keys = lease.worker, lease.prompt.keys
         if keys and lease.life == worker.life and worker.truth is not NO_CACHE:
+            if self.cache_truth.special and self.cache_truth.is_exact(lease):
+                self.cache_truth.believe(lease, walk, self._now_s)
+                return
             coldest_s = self.index.insert(worker.slot, keys, self._now_s, walk)
             if lease.inserted_s is None:
                 lease.coldest_s = coldest_s
@@ -323,6 +363,8 @@ class Placement:
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
+        if self._shared is not None:
+            self._shared.changed[lease.worker] = None
         lease.decision.outcome = outcome
         lease.decision.duration_s = now_s - lease.sent_s
         return True

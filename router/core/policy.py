@@ -223,7 +223,7 @@ def least_queue(workers: list[Worker], now_s: float, rng: Random) -> int:
     ties: list[int] = []
     low, least = 0.0, 0
     for at, worker in enumerate(workers):
-        queue = float(worker.load.in_flight) / worker.weight
+        queue = float(worker.load.requests()) / worker.weight
         if not ties or queue <= low:
             waiting = worker.load.waiting_at(now_s)
             if not ties or queue < low or waiting < least:
@@ -237,18 +237,18 @@ def ring_homes(q: Question, fleet: FleetView, count: int = 2) -> list[Worker]:
     """The first workers of the pool clockwise from the prompt's ring key, those at their bound left out."""
     assert q.ring_key is not None
     pool, slots = q.pool, fleet.slots
-    total = fleet.load.in_flight
+    total = fleet.load.in_flight + fleet.load.other_requests
     if len(pool.workers) <= EXACT_SUM:
         total = 0
         for worker in pool.workers:
-            total += worker.load.in_flight
+            total += worker.load.requests()
 
     def has_room(slot: int) -> bool:
         worker = slots[slot]
         return (
             worker is not None
             and pool.mask & worker.bit != 0
-            and worker.load.in_flight < load_bound(fleet.load_factor, total, worker.weight / pool.total_weight)
+            and worker.load.requests() < load_bound(fleet.load_factor, total, worker.weight / pool.total_weight)
         )
 
     return [home for slot in pool.ring.homes(q.ring_key, count, has_room) if (home := slots[slot]) is not None]
@@ -293,7 +293,7 @@ def shortlist(q: Question, fleet: FleetView, limit: int) -> list[Worker]:
         drawn = fleet.rng.random() * size  # one number draws both: its rest has bits enough
         first = int(drawn)
         one, other = workers[first], workers[int((drawn - first) * size)]
-        if float(one.load.in_flight) * other.weight > float(other.load.in_flight) * one.weight:
+        if float(one.load.requests()) * other.weight > float(other.load.requests()) * one.weight:
             one = other
         if one.listed != found.choice:
             found.add(one, held_blocks(one, levels, listed))

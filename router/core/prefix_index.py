@@ -101,6 +101,11 @@ class PrefixIndex:
         if cache.used_blocks > cache.capacity_blocks:
             self.evicted_blocks += self._evict(cache, cache.used_blocks - cache.capacity_blocks)
 
+    def set_limit(self, limit_bytes: int) -> None:
+        """Takes effect at once."""
+        self.limit_bytes = limit_bytes
+        self._shrink()
+
     def match(self, keys: "array[int]") -> list[tuple[int, int]]:
         """(leading blocks, mask of the slots that hold at least those), as `levels` tells it."""
         return [(level.blocks, level.mask) for level in self.levels(self.walk(keys, len(keys)))]
@@ -183,8 +188,7 @@ class PrefixIndex:
         coldest_s = self._touch(cache, path, now_s)
         if cache.used_blocks > cache.capacity_blocks:
             self.evicted_blocks += self._evict(cache, cache.used_blocks - cache.capacity_blocks)
-        if self.bytes > self.limit_bytes:
-            self._shrink()
+        self._shrink()
         return coldest_s
 
     def drop(self, slot: int, keys: "array[int]", from_block: int, since_s: float = float("inf")) -> int:
@@ -429,6 +433,6 @@ class PrefixIndex:
 
     def _shrink(self) -> None:
         """Back under the byte bound: the worker models with the most blocks give up their oldest."""
-        while self.bytes > self.limit_bytes:
+        while self.bytes > self.limit_bytes and self.blocks:
             cache = max(self._caches.values(), key=lambda cache: cache.used_blocks)
             self.bound_evicted_blocks += self._evict(cache, max(1, cache.used_blocks // SHRINK_SHARE), False)

@@ -91,7 +91,7 @@ class CandidateCost:
     backlog_s: float  # u: prefill work ahead of it
     price: float  # q: what a second of work costs later arrivals
     cost_s: float
-    in_flight: int
+    in_flight: int  # requests of this router and of others that tell of theirs
     truth: Truth
     home: bool  # one of the prompt's homes on the ring; looked up only where nobody holds its first block
     session: bool  # the worker of the session hint

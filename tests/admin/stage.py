@@ -50,6 +50,10 @@ def figures(worker_id: str = "10.0.0.1:8000", **changes: Any) -> WorkerFigures:
         "actual_cached_tokens": 60.0,
         "cached_tokens_error": 4.0,
         "tokens_match": True,
+        "told_truth": Truth.MODELLED,
+        "demotions": 3,
+        "other_requests": 8,
+        "other_prefill_tokens": 70,
         "engine": {"probe_failures": 5.0, "scrape_failures": 6.0, "slots": 4.0},
     }
     return WorkerFigures(**{**known, **changes})

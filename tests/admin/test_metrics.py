@@ -36,7 +36,8 @@ LABELS = {
 
 
 def collector(stats: Stats, workers: Sequence[WorkerFigures]) -> RouterCollector:
-    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: IndexFigures(7, 800, 9), lambda: SOURCES)
+    index = IndexFigures(7, 800, 9, 3, 2, 11, 12, 13, 14, 15)
+    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: index, lambda: SOURCES)
 
 
 def families(stats: Stats, workers: Sequence[WorkerFigures]) -> dict[str, Metric]:
@@ -133,6 +134,10 @@ def test_bounds_and_index() -> None:
     assert value(found, "warmline_index_blocks") == 7
     assert value(found, "warmline_index_bytes") == 800
     assert value(found, "warmline_index_evicted_blocks_total") == 9
+    assert value(found, "warmline_index_event_blocks") == 3
+    assert value(found, "warmline_exact_workers") == 2
+    counters = ("index_refused_blocks", "index_orphan_blocks", "cache_feed_gaps", "cache_feed_stale", "cache_feed_strangers")
+    assert [value(found, f"warmline_{name}_total") for name in counters] == [11, 12, 13, 14, 15]
 
 
 def test_what_prompts_are_keyed_from() -> None:
@@ -154,6 +159,7 @@ def test_workers() -> None:
         "waiting_requests": 1, "waiting_tokens": 500, "kv_used_ratio": 0.25, "report_age_seconds": 0.125,
         "capacity_tokens": 16000, "block_tokens": 16, "blocks_held": 40, "prefill_tokens_per_second": 2500,
         "predicted_cached_tokens": 64, "actual_cached_tokens": 60, "cached_tokens_error": 4, "tokens_match": 1,
+        "demotions_total": 3, "other_routers_requests": 8, "other_routers_prefill_tokens": 70,
         "probe_failures_total": 5, "scrape_failures_total": 6,
     }  # fmt: skip
     assert {name: value(found, f"warmline_worker_{name}", worker="w:1") for name in expected} == expected
@@ -168,7 +174,7 @@ def test_unknown_has_no_sample() -> None:
     for name in ("running_requests", "kv_used_ratio", "report_age_seconds", "prefill_tokens_per_second", "tokens_match"):
         assert found[f"warmline_worker_{name}"].samples == []
     assert found["warmline_worker_probe_failures"].samples == []
-    assert len(WORKER_GAUGES) == 17
+    assert len(WORKER_GAUGES) == 19
 
 
 def test_large_fleet() -> None:

@@ -42,19 +42,22 @@ def price_one(
 
 
 @pytest.mark.parametrize(
-    ("held", "tokens", "block_tokens", "expected"),
+    ("held", "tokens", "reuse_tokens", "expected"),
     [
         pytest.param([], 100, 16, 0, id="nobody holds it"),
         pytest.param([(4, 0b10)], 100, 16, 0, id="another holds it"),
         pytest.param([(6, 0b10), (4, 0b11)], 100, 16, 64, id="its own level"),
         pytest.param([(5, 0b01)], 100, 32, 64, id="rounded down to engine blocks"),
-        pytest.param([(6, 0b01)], 96, 16, 95, id="the last token is always computed"),
+        pytest.param([(6, 0b01)], 96, 1, 95, id="the last token is always computed"),
+        pytest.param([(6, 0b01)], 96, 4, 92, id="with the page that it is in"),
+        pytest.param([(6, 0b01)], 96, 16, 80, id="with the block that it is in"),
+        pytest.param([(6, 0b01)], 96, 64, 64, id="also of large blocks"),
         pytest.param([(1, 0b01)], 0, 16, 0, id="unknown length"),
     ],
 )
-def test_matched_tokens(held: list[tuple[int, int]], tokens: int, block_tokens: int, expected: int) -> None:
-    """What a worker need not compute: its level in the index, in whole blocks of the engine, never the whole prompt."""
-    row = price_one(worker_with(block_tokens=block_tokens), tokens, held)
+def test_matched_tokens(held: list[tuple[int, int]], tokens: int, reuse_tokens: int, expected: int) -> None:
+    """What a worker need not compute: its level in the index, never the whole prompt, in whole blocks where it reuses such."""
+    row = price_one(worker_with(reuse_tokens=reuse_tokens), tokens, held)
     assert row.matched_tokens == expected
     assert row.prefill_s == pytest.approx((tokens - expected) / 1000)
 
@@ -128,3 +131,18 @@ def test_levels_known_to_miss_are_not_asked_again() -> None:
     found = levels((6, 0b10), (4, 0b11), (2, 0b111))
     worker = worker_with(slot=1)
     assert [held_blocks(worker, found, at) for at in range(4)] == [6, 4, 2, 0]
+
+
+def test_the_load_of_other_routers_counts() -> None:
+    """Their uncached tokens are ahead of this request, and their requests make work dearer for later arrivals."""
+    load = FleetLoad(60.0)
+    worker = worker_with((200, 0.0))
+    worker.load.in_flight = 1
+    worker.load.arrivals = worker.load.busy_s = load.arrivals = load.busy_s = 1.0
+    alone = price_one(worker, 100, [], load=load)
+    worker.load.other_requests, worker.load.other_tokens = 3, 500
+    load.in_flight, load.other_requests, load.other_routers = 1, 1, 1
+    row = price_one(worker, 100, [], load=load)
+    assert (alone.in_flight, row.in_flight) == (1, 4)
+    assert row.backlog_s == pytest.approx(alone.backlog_s + 0.5)
+    assert row.price == pytest.approx(2 * alone.price, rel=0.05)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from router.core.fleet import MAX_CACHED_SETS, Fleet, Worker
+from router.core.fleet import MAX_CACHED_SETS, Fleet, FleetChange, Worker
 from router.core.types import Lifecycle, Truth, WorkerId
 from router.errors import InvalidField, ModelNotFound, NoWorker
 from router.settings import EngineSpec, FleetSettings
@@ -138,6 +138,49 @@ def test_what_the_operator_says_wins_over_what_is_learned() -> None:
     assert (learned.truth, learned.truth_reason, learned.block_tokens) == (Truth.NONE, "no cache", 32)
     fleet.apply(report(learned, 2.0, models=None, capacity_tokens=None, block_tokens=None, truth=Truth.NONE), 2.0)
     assert (learned.models, learned.capacity_tokens, learned.block_tokens) == (frozenset(("theirs",)), 5000, 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "reused"),
+    [("vllm", None, 16), ("vllm", 64, 64), ("sglang", 1, 1), ("llama.cpp", None, 1), ("openai", 32, 1)],
+)
+def test_hits_are_whole_blocks_where_the_kind_has_such(kind: str, told: int | None, reused: int) -> None:
+    """vLLM and SGLang serve blocks or pages of the size that they tell; others any number of tokens."""
+    fleet = Fleet(FleetSettings())
+    worker = fleet.add(EngineSpec(kind, "http://10.0.0.1:8000"), 0.0)
+    fleet.apply(report(worker, 1.0, block_tokens=told), 1.0)
+    assert worker.reuse_tokens == reused and worker.block_tokens == (told or 16)
+
+
+@pytest.mark.parametrize(
+    ("told", "in_sync", "doubts", "truth", "reason"),
+    [
+        pytest.param(Truth.EXACT, True, "", Truth.EXACT, "told", id="events"),
+        pytest.param(Truth.EXACT, True, "history", Truth.EXACT, "told", id="events, whatever history is worth"),
+        pytest.param(Truth.EXACT, False, "", Truth.MODELLED, "exact as soon as", id="no snapshot yet"),
+        pytest.param(Truth.EXACT, False, "history", Truth.UNTRUSTED, "routed by its load only; history", id="nor history"),
+        pytest.param(Truth.EXACT, True, "events", Truth.UNTRUSTED, "routed by own history; events", id="wrong events"),
+        pytest.param(Truth.EXACT, True, "events history", Truth.UNTRUSTED, "routed by its load only; history", id="all wrong"),
+        pytest.param(Truth.MODELLED, False, "", Truth.MODELLED, "told", id="history"),
+        pytest.param(Truth.MODELLED, False, "events", Truth.MODELLED, "told", id="history once more"),
+        pytest.param(Truth.MODELLED, False, "history", Truth.UNTRUSTED, "routed by its load only", id="wrong history"),
+        pytest.param(Truth.UNTRUSTED, True, "", Truth.UNTRUSTED, "told", id="as its sidecar says"),
+        pytest.param(Truth.NONE, True, "events history", Truth.NONE, "told", id="no cache"),
+    ],
+)
+def test_the_truth_that_follows(told: Truth, in_sync: bool, doubts: str, truth: Truth, reason: str) -> None:
+    """Events where they are followed and predict well, else history, else nothing; one change is told, with its reason."""
+    fleet = ready_fleet(1)
+    heard: list[FleetChange] = []
+    fleet.on_change = heard.append
+    worker = fleet.workers[0]
+    worker.in_sync = in_sync
+    for source in doubts.split():
+        getattr(worker.trust, source).doubt = source
+    changes = fleet.apply(report(worker, 1.0, truth=told, truth_reason="told"), 1.0)
+    assert worker.truth is truth and worker.truth_reason.startswith(reason)
+    assert changes == heard == [] if truth is Truth.MODELLED else [heard[0].after] == [truth.value]
+    assert fleet.judge(worker) == []
 
 
 @pytest.mark.parametrize(

@@ -112,25 +112,42 @@ def test_repricing_moves_the_queue_only_while_it_waits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("waiting", "waiting_tokens", "now_s", "requests", "tokens"),
+    ("waiting", "waiting_tokens", "others", "now_s", "requests", "tokens"),
     [
-        pytest.param(None, None, 1.0, 1, 0.0, id="unknown is not zero and not more"),
-        pytest.param(5, None, 1.0, 5, 4 * 200.0, id="others' requests at the mean"),
-        pytest.param(0, None, 1.0, 1, 0.0, id="own counts always"),
-        pytest.param(5, 900, 1.0, 5, 800.0, id="tokens beat requests"),
-        pytest.param(5, 50, 1.0, 5, 0.0, id="fewer tokens than own"),
-        pytest.param(5, 900, 3.1, 1, 0.0, id="stale is ignored"),
+        pytest.param(None, None, 0, 1.0, 1, 0.0, id="unknown is not zero and not more"),
+        pytest.param(5, None, 0, 1.0, 5, 4 * 200.0, id="others' requests at the mean"),
+        pytest.param(0, None, 0, 1.0, 1, 0.0, id="own counts always"),
+        pytest.param(5, 900, 0, 1.0, 5, 800.0, id="tokens beat requests"),
+        pytest.param(5, 50, 0, 1.0, 5, 0.0, id="fewer tokens than own"),
+        pytest.param(5, 900, 0, 3.1, 1, 0.0, id="stale is ignored"),
+        pytest.param(5, 900, 300, 1.0, 5, 500.0, id="less what other routers told"),
+        pytest.param(5, 900, 850, 1.0, 5, 0.0, id="all of it told by routers"),
+        pytest.param(5, None, 300, 1.0, 5, 500.0, id="requests, less what other routers told"),
+        pytest.param(2, None, 300, 1.0, 2, 0.0, id="no more requests than told"),
     ],
 )
-def test_reports_add_the_work_of_others(
-    waiting: int | None, waiting_tokens: int | None, now_s: float, requests: int, tokens: float
+def test_reports_add_the_work_that_nobody_told(
+    waiting: int | None, waiting_tokens: int | None, others: int, now_s: float, requests: int, tokens: float
 ) -> None:
-    """A fresh report counts for what exceeds own requests; an old or silent one for nothing."""
+    """A fresh report counts for what exceeds the requests of routers; an old or silent one for nothing."""
     load = Load()
     load.take(lease_of(100, 1.0))
+    load.other_tokens = others
     load.report(waiting, waiting_tokens, until_s=3.0)
     assert load.waiting_at(now_s) == requests
-    assert load.others_tokens(now_s, 200.0) == tokens
+    assert load.unexplained_tokens(now_s, 200.0) == tokens
+    assert load.backlog_tokens(now_s, S_PER_TOKEN, 200.0) >= others + tokens
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "routers", "share"),
+    [(0, 0, 0, 1.0), (10, 0, 3, 1.0), (10, 5, 1, 1.5), (10, 90, 2, 3.0), (0, 1, 4, 2.0), (0, 50, 4, 5.0)],
+)
+def test_own_rates_are_scaled_to_the_fleet(own: int, others: int, routers: int, share: float) -> None:
+    """By requests in flight; few own ones say little, so no other router counts for more than this one does."""
+    fleet = FleetLoad(60.0)
+    fleet.in_flight, fleet.other_requests, fleet.other_routers = own, others, routers
+    assert fleet.fleet_share() == share
 
 
 def test_rates_halve_in_their_half_life() -> None:

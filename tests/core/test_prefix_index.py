@@ -237,6 +237,20 @@ def test_a_trimmed_run_is_cut_to_the_longest_part_somebody_holds() -> None:
     check_structure(index)
 
 
+def test_a_lower_limit_takes_effect_at_once() -> None:
+    """The largest model gives up its oldest blocks; a limit that nothing can keep leaves nothing."""
+    index = PrefixIndex(AMPLE_BYTES)
+    for slot, prompts in enumerate((50, 5)):
+        index.add_worker(slot, 1000)
+        for number in range(prompts):
+            index.insert(slot, chain([slot, number]), number)
+    index.set_limit(index.bytes // 2)
+    assert index.bytes <= index.limit_bytes and 5 < index.blocks_of(1) <= 10 and 20 < index.blocks_of(0) < 60
+    check_structure(index)
+    index.set_limit(-1)
+    assert index.blocks == index.bytes == 0
+
+
 def test_splits_and_refills_of_runs_that_some_hold_in_part() -> None:
     """A split run leaves each worker what it had; a worker that comes back to a trimmed run fills it up."""
     index = PrefixIndex(AMPLE_BYTES)
