@@ -39,28 +39,26 @@ class SnapshotLoad:
             return
         try:
             for data in answer:
-                self._add(decode_piece(data, self._max_blocks))
-            if self.is_done:
+                piece = decode_piece(data, self._max_blocks)
+                if self._pieces and not is_sibling(piece, self._pieces[0]):
+                    self.is_done = True  # replaced by another one meanwhile
+                    return
+                if piece.index != len(self._pieces):
+                    raise BadMessage(f"piece {piece.index} of a snapshot where {len(self._pieces)} is due")
+                self._pieces.append(piece)
+            if len(self._pieces) == self._pieces[0].total:
+                self.is_done = True
                 self.snapshot = self._join()
         except BadMessage as error:
             self.is_done = True
             self.error = error
 
-    def _add(self, piece: Piece) -> None:
-        first = self._pieces[0] if self._pieces else piece
-        self._pieces.append(piece)
-        if (piece.epoch, piece.seq, piece.total) != (first.epoch, first.seq, first.total):
-            self.is_done = True  # replaced by another one meanwhile
-            self._pieces = []
-        elif piece.index != len(self._pieces) - 1:
-            raise BadMessage(f"piece {piece.index} of a snapshot where {len(self._pieces) - 1} is due")
-        else:
-            self.is_done = len(self._pieces) == piece.total
-
-    def _join(self) -> CacheSnapshot | None:
-        if not self._pieces:
-            return None
+    def _join(self) -> CacheSnapshot:
         snapshot = decode_snapshot(b"".join(piece.data for piece in self._pieces), self._max_blocks)
         if snapshot.seq != self._pieces[0].seq:
             raise BadMessage("a snapshot and its pieces have different numbers")
         return snapshot
+
+
+def is_sibling(piece: Piece, first: Piece) -> bool:
+    return (piece.epoch, piece.seq, piece.total) == (first.epoch, first.seq, first.total)
