@@ -39,12 +39,16 @@ def free_port() -> int:
 
 
 class RedisServer:
-    """One process; nothing is kept on disk unless `options` say so. `folder` is its working directory."""
+    """One process; nothing is kept on disk unless `options` say so. `folder` is its working directory.
 
-    def __init__(self, folder: Path, *options: str, port: int = 0, program: str = "") -> None:
-        self.port = port or free_port()
+    With `sentinel`, the lines of a Sentinel's configuration, it is one.
+    """
+
+    def __init__(self, folder: Path, *options: str, sentinel: str = "") -> None:
+        self.port = free_port()
         self.folder = folder
-        self._command = [program or binary(), *options]
+        self._options = options
+        self._sentinel = sentinel
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -58,11 +62,8 @@ class RedisServer:
 
     def start(self) -> None:
         """Returns when it accepts connections. Raises RuntimeError when it does not."""
-        program, *options = self._command
-        own = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder), "--save", "", "--appendonly", "no"]
-        log = (self.folder / f"redis-{self.port}.log").open("ab")
-        with log:
-            self._process = subprocess.Popen([program, *own, *options], stdout=log, stderr=log)
+        with (self.folder / f"redis-{self.port}.log").open("ab") as log:
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)
         deadline_s = time.monotonic() + READY_S
         while time.monotonic() < deadline_s and self._process.poll() is None:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5):
@@ -70,6 +71,14 @@ class RedisServer:
             time.sleep(0.01)
         self.stop()
         raise RuntimeError(f"redis-server did not start:\n{(self.folder / f'redis-{self.port}.log').read_text('utf-8')}")
+
+    def _command(self) -> list[str]:
+        if not self._sentinel:
+            own = ["--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
+            return [binary(), *own, "--save", "", "--appendonly", "no", *self._options]
+        config = self.folder / f"sentinel-{self.port}.conf"
+        config.write_text(f"port {self.port}\nbind 127.0.0.1\ndir {self.folder}\n{self._sentinel}")
+        return [binary(), str(config), "--sentinel"]
 
     def pause(self) -> None:
         """It answers nothing, and its connections stay."""

@@ -110,7 +110,7 @@ class Feed:
         self.head_epoch, self.head_seq, self.has_snapshot = posted.epoch, posted.seq, posted.has_snapshot
         self._least_epoch = max(self._least_epoch, posted.epoch)
         listener.report(report)
-        if posted.has_snapshot and posted.epoch > self.epoch:
+        if posted.has_snapshot and not self.position:
             self.want_snapshot(began_s)
         return True
 
@@ -140,6 +140,8 @@ class Feed:
             raise
         if not entry_id.startswith(self._prefix):
             return self._take_first(entry_id, delta, now_s, listener)
+        if self.epoch < self._least_epoch:
+            return None  # a report has told that the engine or its sidecar is another one by now
         follows = delta.seq == self.seq + 1
         self.seq = delta.seq
         if not listener.delta(delta) or not follows:
@@ -149,7 +151,9 @@ class Feed:
     def _take_first(self, entry_id: bytes, delta: CacheDelta, now_s: float, listener: StateListener) -> CacheDelta | None:
         """An entry of another epoch: the engine is another one, or else its sidecar, which counts anew."""
         epoch = epoch_of(entry_id)
-        self._least_epoch = max(self._least_epoch, epoch)
+        if epoch < self._least_epoch:
+            return None
+        self._least_epoch = epoch
         if delta.generation == self.generation or not listener.delta(delta) or delta.seq != 1:
             self.want_snapshot(now_s)
             return None
@@ -159,7 +163,7 @@ class Feed:
 
     def check_head(self, now_s: float) -> bool:
         """To be called when all entries that the newest report speaks of were read. False: some are missing."""
-        if self.is_followed and self.head_epoch == self.epoch and self.seq < self.head_seq:
+        if self.is_followed and (self.epoch, self.seq) < (self.head_epoch, self.head_seq):
             self.want_snapshot(now_s)
             return False
         return True

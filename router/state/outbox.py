@@ -71,7 +71,10 @@ class Outbox:
 
     # In
 
-    def put_report(self, report: WorkerReport) -> None:
+    def put_report(self, report: WorkerReport, now_s: float) -> None:
+        """A new generation makes readers forget the cache, so that they need a snapshot even if no delta comes."""
+        if self.report is not None and report.generation != self.report.generation:
+            self.want_snapshot(now_s)
         self.report = report
         self.report_is_new = True
 

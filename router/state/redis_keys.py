@@ -20,9 +20,11 @@ from router.core.types import WorkerId
 from router.state.frame import VERSION
 
 LANES: Final = 16
-COMMANDS: Final = (
-    "MGET SET XADD XREAD XREVRANGE UNLINK RPUSH RENAME PEXPIRE LRANGE ZADD ZREM ZREVRANGE PUBLISH SUBSCRIBE UNSUBSCRIBE "
-    "PING SELECT; in a cluster CLUSTER SLOTS"
+COMMANDS: Final = tuple(
+    (
+        "mget set xadd xread xrevrange unlink rpush rename pexpire lrange zadd zrem zrevrange publish subscribe ping select "
+        "cluster|slots"
+    ).split()
 )
 
 

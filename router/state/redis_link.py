@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from router.settings import StateSettings
 from router.state.batch import Command
-from router.state.redis_health import LINK_ERRORS, RedisHealth, is_outage, is_wide
+from router.state.redis_health import LINK_ERRORS, RedisHealth, is_wide
 from router.state.redis_nodes import Nodes, make_nodes
 
 if TYPE_CHECKING:
@@ -23,15 +23,14 @@ class RedisLink:
         self, settings: StateSettings, health: RedisHealth, part: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Connects nowhere yet. Raises SettingsError for a TLS file that cannot be read."""
-        self._nodes: Nodes = make_nodes(settings)
+        self._nodes: Nodes = make_nodes(settings, self._connected)
         self._timeout_s = settings.redis_timeout_s
         self._health = health
         self._part = part
         self._clock = clock
         self._refreshed_s = float("-inf")
         self._is_doubtful = True  # it may be another node by now that serves a lane
-        self._is_out = False
-        self.outages = 0  # that ended
+        self.connects = 0  # a connection that is another one may lead to another Redis, or an older state of it
 
     async def execute(self, plan: Mapping[int, Sequence[Command]]) -> dict[int, list[Any]]:
         """For each lane one answer per command, in order: what Redis said, or the exception in its place.
@@ -94,13 +93,11 @@ class RedisLink:
         for error in wide:
             self._health.bad(self._part, error)
         self._is_doubtful = bool(wide)
-        if any(map(is_outage, wide)):
-            self._is_out = True
-        elif self._is_out:
-            self._is_out = False
-            self.outages += 1
         if not wide:
             self._health.good(self._part)
+
+    def _connected(self) -> None:
+        self.connects += 1
 
     async def refresh(self) -> None:
         """Finds out anew which node serves what."""

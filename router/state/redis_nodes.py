@@ -1,10 +1,11 @@
 """Clients of redis-py for an address, and which of them serves a lane."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from redis.asyncio import Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
@@ -32,10 +33,16 @@ class Nodes(Protocol):
     async def close(self) -> None: ...
 
 
-def make_nodes(settings: StateSettings) -> Nodes:
-    """Connects nowhere yet. Raises SettingsError for a TLS file that cannot be read."""
+def make_nodes(settings: StateSettings, on_connect: Callable[[], None]) -> Nodes:
+    """Connects nowhere yet; tells of every connection to come. Raises SettingsError for a TLS file that cannot be read."""
     address = parse_redis(settings.redis)
     options = client_options(address, settings)
+
+    async def greet(connection: AbstractConnection) -> None:
+        await connection.on_connect()
+        on_connect()
+
+    options["redis_connect_func"] = greet
     if address.cluster:
         return ClusterNodes(address.nodes, options, [key_slot(Keys(settings.pool_name).tag(n).encode()) for n in range(LANES)])
     if address.master:

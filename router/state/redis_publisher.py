@@ -44,13 +44,13 @@ class RedisPublisher:
         self._posts: dict[WorkerId, Post] = {}
         self._leaving: dict[WorkerId, Post] = {}
         self._batch = Batch()
-        self._seen_outages = 0
+        self._seen_connects = 0
         self._finishing = False
 
     # Taking in
 
     def report(self, report: WorkerReport) -> None:
-        self._post(report.worker).outbox.put_report(report)
+        self._post(report.worker).outbox.put_report(report, self._clock())
 
     def delta(self, delta: CacheDelta) -> None:
         self._post(delta.worker).outbox.put_delta(delta, self._clock())
@@ -127,9 +127,9 @@ class RedisPublisher:
         if not batch.size:
             return
         batch.deliver(await self._link.execute(batch.plan))
-        if self._link.outages != self._seen_outages:
-            # Redis may be another one now, or an older state of it: everything is written anew
-            self._seen_outages = self._link.outages
-            now_s = self._clock()
-            for post in self._posts.values():
-                post.outbox.want_snapshot(now_s + post.phase * SPREAD_S)
+        if self._link.connects != self._seen_connects:
+            if self._seen_connects:  # what was written before may be gone: everything is written anew
+                now_s = self._clock()
+                for post in self._posts.values():
+                    post.outbox.want_snapshot(now_s + post.phase * SPREAD_S)
+            self._seen_connects = self._link.connects

@@ -90,6 +90,9 @@ class Picture:
 
     def report(self, report: WorkerReport) -> None:
         self.reports[report.worker] = report
+        if self.at.get(report.worker, ("", 0))[0] not in ("", report.generation):
+            self.keys[report.worker] = set()
+            del self.at[report.worker]
 
     def delta(self, delta: CacheDelta) -> bool:
         assert delta.worker in self.reports, "the first word of a worker is its report"

@@ -72,6 +72,9 @@ def test_the_whole_is_wanted_when_there_is_one() -> None:
     assert (at.feed.position, at.feed.is_followed, at.feed.is_current) == (b"7-4", True, True)
     at.report(2.0, at=(EPOCH, 4))
     assert not at.feed.wants_snapshot
+    at.report(3.0, at=(EPOCH + 1, 0), ready=False)
+    assert not at.feed.wants_snapshot and at.entry(5) is None, "deltas of the epoch before are of no use any more"
+    assert not at.feed.check_head(3.0) and at.feed.wants_snapshot
 
 
 def test_deltas_in_order_are_passed_on() -> None:

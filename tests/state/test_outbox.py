@@ -292,10 +292,21 @@ def test_large_changes_are_split_between_changes() -> None:
     assert sidecar.outbox.snapshot_due_s <= 5.0
 
 
+def test_a_report_of_another_generation_brings_a_snapshot() -> None:
+    """Readers forget the cache when they see it, whether a delta comes or not."""
+    sidecar, stream = Sidecar(), Stream()
+    sidecar.outbox.put_report(sidecar.engine.report(), 0.0)
+    stream.flush(sidecar.outbox, 0.0)
+    sidecar.engine.restart()
+    sidecar.outbox.put_report(sidecar.engine.report(), 1.0)
+    stream.flush(sidecar.outbox, 1.0)
+    assert stream.snapshot is not None and stream.snapshot[1].generation == "g1'" and stream.keys() == set()
+
+
 def test_a_report_is_new_until_it_is_taken() -> None:
     """And again when the first snapshot of an epoch is there, so that readers learn of it."""
     sidecar, stream = Sidecar(), Stream()
-    sidecar.outbox.put_report(sidecar.engine.report())
+    sidecar.outbox.put_report(sidecar.engine.report(), 0.0)
     assert sidecar.outbox.report_is_new
     sidecar.outbox.report_is_new = False
     stream.flush(sidecar.outbox, 0.0)

@@ -62,7 +62,7 @@ class VirtualPool:
             post = self.posts.get(engine.worker)
             if post is None:
                 continue
-            post.outbox.put_report(engine.report())
+            post.outbox.put_report(engine.report(), self.now_s)
             write = post.snapshot(self.now_s)
             post.plan_deltas(batch, self.now_s)
             while write is not None and not write.is_done:
