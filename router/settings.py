@@ -6,13 +6,14 @@ are all made from the field `max_body_bytes`; nothing else defines a default.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 from urllib.parse import urlsplit
 
 from router.errors import SettingsError
 from router.kinds import KINDS
+from router.redis_url import check_redis, mask_redis
 
 POLICIES = ("warm", "ring", "least-queue", "round-robin", "random")
 LOG_FORMATS = ("text", "json")
@@ -27,9 +28,15 @@ def knob(
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
+    refuse: Callable[[str], None] | None = None,
+    mask: Callable[[str], str] | None = None,
 ) -> Any:
-    """A dataclass field with the help text and the allowed range or values of a knob."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "choices": choices})
+    """A dataclass field with the help text and the allowed range or values of a knob.
+
+    `refuse` raises SettingsError for a bad text. `mask` makes the value of a knob that holds a secret fit to be shown.
+    """
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "refuse": refuse, "mask": mask}
+    return field(default=default, metadata=metadata, repr=mask is None)
 
 
 class Checked:
@@ -53,6 +60,8 @@ def check(f: "dataclasses.Field[Any]", value: Any) -> None:
     outside = (low is not None and not value >= low) or (high is not None and not value <= high)
     if outside:
         raise SettingsError(f"{f.name}: {value!r} is not {allowed_range(low, high)}")
+    if f.metadata.get("refuse") is not None:
+        f.metadata["refuse"](value)
 
 
 def allowed_range(low: float | None, high: float | None) -> str:
@@ -173,6 +182,39 @@ class FleetSettings(Checked):
     max_workers: int = knob(1024, "workers known at a time", low=1)
 
 
+def check_pool_name(name: str) -> None:
+    """A part of every Redis key: no character that means something in a pattern or a hash tag."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,64}", name):
+        raise SettingsError(f"pool_name: {name!r} is not 1 to 64 letters, digits, dots, dashes or underscores")
+
+
+@dataclass(frozen=True)
+class StateSettings(Checked):
+    """What sidecars and routers share through Redis; with `redis` empty they are one process and share memory."""
+
+    redis: str = knob(
+        "",
+        "redis://, rediss://, redis+sentinel:// or redis+cluster:// URL of what sidecars and routers share; "
+        "empty means one process shares nothing",
+        refuse=check_redis,
+        mask=mask_redis,
+    )
+    redis_ca_file: str = knob("", "certificates that a rediss:// server's must be signed by; empty means the system's")
+    redis_cert_file: str = knob("", "own certificate towards a rediss:// server, with the key unless it has its own file")
+    redis_key_file: str = knob("", "key of the own certificate")
+    pool_name: str = knob("default", "name in Redis keys; routers see the sidecars of the same name", refuse=check_pool_name)
+    redis_timeout_s: float = knob(1.0, "limit of one exchange with Redis", low=0.05, high=60)
+    state_interval_s: float = knob(0.1, "time between two reads, or two writes, of shared state", low=0.01, high=1)
+    load_interval_s: float = knob(0.005, "longest time that a change of a router's load waits to be told", low=0.001, high=1)
+    load_ttl_s: float = knob(2.0, "age at which another router's load counts as none", low=1.5, high=60)
+    leftover_ttl_s: float = knob(600.0, "time until Redis forgets a worker that is gone", low=10)
+    max_stream_deltas: int = knob(512, "cache deltas that Redis keeps per worker", low=16, high=100_000)
+    max_pending_blocks: int = knob(
+        65_536, "cached blocks per worker waiting for Redis; beyond it they are dropped for a snapshot", low=1024
+    )
+    max_snapshot_blocks: int = knob(4_194_304, "cached blocks in the snapshot of one worker", low=1024, high=2**27)
+
+
 @dataclass(frozen=True)
 class LogSettings(Checked):
     log_format: str = knob("text", "form of log lines", choices=LOG_FORMATS)
@@ -271,6 +313,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    state: StateSettings = field(default_factory=StateSettings)
     log: LogSettings = field(default_factory=LogSettings)
     engines: tuple[EngineSpec, ...] = ()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from router.options import ENGINE, ENGINE_HELP, KnobField, Resolved, flag_of, is_list, is_size, show_value
+from router.options import ENGINE, ENGINE_HELP, FIELDS, KnobField, Resolved, flag_of, is_list, is_size, show_value
 from router.settings import ENGINE_OPTIONS, EngineSpec, allowed_range, knobs
 
 BEGIN = "<!-- settings: begin (python -m router.settings_text README.md) -->"
@@ -29,7 +29,10 @@ def engine_text(engine: EngineSpec) -> str:
 
 
 def knob_value(name: str, value: Any) -> str:
-    """A knob's value in TOML, sizes with their unit as text ("64m")."""
+    """A knob's value in TOML, sizes with their unit as text ("64m"), secrets masked."""
+    mask = FIELDS[name].metadata["mask"]
+    if mask is not None:
+        return toml_value(mask(value))
     shown = show_value(name, value) if is_size(name) else ""
     return toml_value(shown) if shown and not shown.isdigit() else toml_value(value)
 

@@ -1,0 +1,37 @@
+"""Sidecars and router in one process: what is published is heard before the call returns."""
+
+from router.core.cache_delta import CacheDelta
+from router.core.types import WorkerId, WorkerReport
+from router.state.contract import SnapshotSource, StateListener
+
+
+class MemoryState:
+    """A StatePublisher joined to one StateListener; also the LoadBoard of a router that has no others."""
+
+    def __init__(self, listener: StateListener) -> None:
+        self._listener = listener
+        self._sources: dict[WorkerId, SnapshotSource] = {}
+
+    def report(self, report: WorkerReport) -> None:
+        self._listener.report(report)
+
+    def delta(self, delta: CacheDelta) -> None:
+        if not self._listener.delta(delta):
+            self._send_snapshot(delta.worker)
+
+    def follow(self, worker: WorkerId, snapshot: SnapshotSource) -> None:
+        self._sources[worker] = snapshot
+        self._send_snapshot(worker)
+
+    def leave(self, worker: WorkerId) -> None:
+        self._sources.pop(worker, None)
+        self._listener.lost(worker, "it is not watched any more")
+
+    def touch(self, worker: WorkerId) -> None:
+        """There is nobody to tell."""
+
+    def _send_snapshot(self, worker: WorkerId) -> None:
+        source = self._sources.get(worker)
+        snapshot = source() if source is not None else None
+        if snapshot is not None:
+            self._listener.snapshot(snapshot)
