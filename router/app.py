@@ -15,18 +15,22 @@ import uvloop
 from aiohttp import web
 
 from engines.fetch import EngineHttp
+from engines.sidecar import process as sidecar
 from engines.sidecar.watch import watch
 from engines.token_routes import TokenRoutes, token_routes_of
 from router.admin.app import make_app
 from router.core.fleet import Fleet
 from router.core.placement import Placement
 from router.core.stats import Stats
-from router.core.types import Lifecycle, WorkerId, WorkerReport
+from router.core.types import WorkerId
+from router.intake import Intake
 from router.log import AccessLog, setup_logging
 from router.overview import Overview
 from router.proxy.listener import Listener
 from router.proxy.plane import DataPlane
 from router.settings import EngineSpec, Settings
+from router.shared_pool import SharedPool
+from router.state.memory import MemoryState
 from router.tokens.book import TokenizerBook
 from router.tokens.keyer import Keyer
 from router.tokens.parity_watch import ParityWatch
@@ -54,6 +58,11 @@ class Router:
         self.listener = Listener(self.plane)
         self.parity = ParityWatch(settings.tokens, self.fleet, self.keyer.sources, self.token_routes, time.monotonic)
         self.overview = Overview(self.plane, self.parity, access_log)
+        self.intake = Intake(self.fleet, self.placement, time.monotonic, self.plane.pool.close_worker)
+        self.state = MemoryState(self.intake)
+        self.shared: SharedPool | None = None
+        if settings.state.redis:
+            self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self.remove_worker)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -66,15 +75,21 @@ class Router:
         assert self._group is not None
         worker = self.fleet.add(spec, time.monotonic())
         log.info("worker %s joins as %s", worker.id, worker.kind)
+        if self.shared is not None:
+            self.shared.intake.watched.add(worker.id)
         self._watches[worker.id] = self._group.create_task(
-            watch(spec, self.settings.fleet, self.report, time.monotonic, self._fleet_size)
+            watch(spec, self.settings.fleet, self.state.report, time.monotonic, self._fleet_size)
         )
 
     def remove_worker(self, worker_id: str) -> None:
         """Forget a worker and all that is known of it; requests on it go on to their end."""
         worker = self.fleet.remove(worker_id)
         if worker is not None:
-            self._watches.pop(worker.id).cancel()
+            watching = self._watches.pop(worker.id, None)  # None: a sidecar does
+            if watching is not None:
+                watching.cancel()
+            if self.shared is not None:
+                self.shared.intake.watched.discard(worker.id)
             self.plane.forget_worker(worker.id)
             self.keyer.asking.forget(worker.id)
             if (http := self._token_https.pop(worker.id, None)) is not None:
@@ -88,12 +103,6 @@ class Router:
     def resume_worker(self, worker_id: str) -> None:
         self.fleet.resume(worker_id)
         log.info("worker %s is resumed", worker_id)
-
-    def report(self, report: WorkerReport) -> None:
-        """Take in what a sidecar loop says of a worker."""
-        for change in self.fleet.apply(report, time.monotonic()):
-            if change.worker.lifecycle is Lifecycle.DOWN:
-                self.plane.pool.close_worker(change.worker.id)
 
     def token_routes(self, worker_id: WorkerId) -> TokenRoutes | None:
         """How a worker is asked for tokens; None where it is gone or its kind cannot be."""
@@ -130,6 +139,9 @@ class Router:
                     loops.append(self._group.create_task(self.parity.run()))
                 for spec in settings.engines:
                     self.add_worker(spec)
+                if self.shared is not None:
+                    loops.append(self._group.create_task(self.shared.run()))
+                    await self.shared.caught_up()
                 keep_collections_short()
                 await server.start_serving()
                 port = server.sockets[0].getsockname()[1]
@@ -196,6 +208,15 @@ def run(settings: Settings) -> int:
     finally:
         if access_log is not None:
             access_log.close()
+        handler.close()
+
+
+def run_sidecar(settings: Settings) -> int:
+    """Run a sidecar until SIGTERM or SIGINT; the exit status. Raises SettingsError for an unreadable TLS file."""
+    handler = setup_logging(settings.log, Stats())
+    try:
+        return sidecar.run(settings)
+    finally:
         handler.close()
 
 

@@ -87,6 +87,19 @@ def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     add_flags(serve)
     serve.set_defaults(run=run_serve, parser=serve, flags=("--config", "--check", *all_flags()))
 
+    sidecar = commands.add_parser(
+        "sidecar",
+        help="watch engines and publish what they report to a pool's Redis",
+        usage="warmline sidecar [--config FILE.toml] --engine KIND=URL … --redis URL [SETTINGS]",
+        epilog=SETTINGS_HELP,
+        allow_abbrev=False,
+    )
+    sidecar.add_argument(
+        "--config", metavar="FILE.toml", default=environ.get("WARMLINE_CONFIG"), help="read settings from FILE"
+    )
+    add_flags(sidecar)
+    sidecar.set_defaults(run=run_sidecar, parser=sidecar, flags=("--config", *all_flags()))
+
     admin = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     admin.add_argument(
         "--admin",
@@ -119,7 +132,7 @@ def run_serve(arguments: argparse.Namespace) -> int:
         complain(f"{warning} (ignored)", 0)
     if arguments.check:
         return run_check(resolved)
-    if not resolved.settings.engines:
+    if not resolved.settings.engines and not resolved.settings.state.redis:
         complain(NO_ENGINE, 0)
     from router.app import run  # the data plane's modules, which the other commands do not need
 
@@ -127,6 +140,19 @@ def run_serve(arguments: argparse.Namespace) -> int:
         return run(resolved.settings) or 0
     except OSError as error:
         return complain(f"cannot serve: {why_not_bound(error, resolved.settings.listen)}", 1)
+
+
+def run_sidecar(arguments: argparse.Namespace) -> int:
+    resolved = read_settings(arguments, os.environ)
+    for warning in unknown_variables(os.environ):
+        complain(f"{warning} (ignored)", 0)
+    if not resolved.settings.engines:
+        return complain("sidecar: name the engines to watch with --engine KIND=URL", 2)
+    if not resolved.settings.state.redis:
+        return complain("sidecar: name the Redis to publish to with --redis redis://HOST:PORT", 2)
+    from router.app import run_sidecar as run
+
+    return run(resolved.settings)
 
 
 BIND_ERROR = re.compile(r"error while attempting to bind on address \(.*?, (?P<port>\d+).*?\): (?P<words>.*)")

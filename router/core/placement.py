@@ -6,7 +6,7 @@ one of `finish` and `fail`, whichever comes first; the other is then without eff
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from router.core.cache_truth import CacheTruth
 from router.core.calibration import Calibration
@@ -30,6 +30,13 @@ ENDED: Final = -1  # life of a lease whose results count no more
 NO_CACHE: Final = Truth.NONE
 
 __all__ = ["Lease", "Placement"]
+
+
+class LoadBoard(Protocol):
+    """Where a router tells others what it has in flight."""
+
+    def touch(self, worker: WorkerId) -> None:
+        """The worker's load changed. Called with every request, so it only makes a note."""
 
 
 class Placement:
@@ -57,7 +64,8 @@ class Placement:
         self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
-        self._shared: SharedLoad | None = None
+        self.shared_load = SharedLoad(fleet, self.load)
+        self._board: LoadBoard | None = None
         fleet.watch(self)
 
     # The life of a request.
@@ -112,8 +120,8 @@ class Placement:
         if lease.decision.ttft_s is not None or lease.released:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         took_s = lease.worker.load.first_token(lease, now_s)
         if lease.stream:
             lease.prefill_s = took_s
@@ -125,8 +133,8 @@ class Placement:
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -161,15 +169,12 @@ class Placement:
 
     # What sidecars and other routers tell.
 
-    def share_load(self, router: str, ttl_s: float) -> SharedLoad:
-        """From now on own load is told under this name, and that of other routers counts."""
-        self._shared = SharedLoad(router, self._fleet, self.load, ttl_s)
-        return self._shared
+    def share_load(self, board: LoadBoard) -> None:
+        """From now on the board hears of every worker whose load from here moves."""
+        self._board = board
 
     def catch_up(self, now_s: float) -> bool:
         """To be called every 20 ms or so: what is due, and 2 ms of what waits. True: call again at once."""
-        if self._shared is not None:
-            self._shared.expire(now_s)
         return self.cache_truth.catch_up(now_s)
 
     # Questions.
@@ -338,8 +343,8 @@ class Placement:
         fleet_load.busy_s += weight * prefill_s
         fleet_load.tokens += weight * uncached
         fleet_load.in_flight += 1
-        if self._shared is not None:
-            self._shared.changed[worker] = None
+        if self._board is not None:
+            self._board.touch(worker.id)
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
@@ -363,8 +368,8 @@ class Placement:
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         lease.decision.outcome = outcome
         lease.decision.duration_s = now_s - lease.sent_s
         return True

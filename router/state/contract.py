@@ -49,10 +49,3 @@ class StateListener(Protocol):
 
     def router_load(self, load: RouterLoad) -> None:
         """What another router has in flight. An empty full one when that router is gone."""
-
-
-class LoadBoard(Protocol):
-    """Where a router tells the others what it has in flight."""
-
-    def touch(self, worker: WorkerId) -> None:
-        """The worker's load changed. Called with every request, so it only makes a note."""

@@ -6,7 +6,7 @@ from router.state.contract import SnapshotSource, StateListener
 
 
 class MemoryState:
-    """A StatePublisher joined to one StateListener; also the LoadBoard of a router that has no others."""
+    """A StatePublisher joined to one StateListener."""
 
     def __init__(self, listener: StateListener) -> None:
         self._listener = listener
@@ -26,9 +26,6 @@ class MemoryState:
     def leave(self, worker: WorkerId) -> None:
         self._sources.pop(worker, None)
         self._listener.lost(worker, "it is not watched any more")
-
-    def touch(self, worker: WorkerId) -> None:
-        """There is nobody to tell."""
 
     def _send_snapshot(self, worker: WorkerId) -> None:
         source = self._sources.get(worker)

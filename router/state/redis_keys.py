@@ -21,10 +21,7 @@ from router.state.frame import VERSION
 
 LANES: Final = 16
 COMMANDS: Final = tuple(
-    (
-        "mget set xadd xread xrevrange unlink rpush rename pexpire lrange zadd zrem zrevrange publish subscribe ping select "
-        "cluster|slots"
-    ).split()
+    ["mget", "set", "xadd", "xread", "xrevrange", "unlink", "rpush", "rename", "pexpire", "lrange", "zadd", "zrem", "zrevrange", "publish", "subscribe", "ping", "select", "cluster|slots"]
 )
 
 

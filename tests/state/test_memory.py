@@ -1,6 +1,5 @@
 """One process: what is published is heard at once."""
 
-from router.core.types import WorkerId
 from router.state.memory import MemoryState
 from tests.state.engine import Engine, Picture
 
@@ -65,8 +64,3 @@ def test_after_leaving_nobody_is_asked() -> None:
     engine.change()
     engine.work()
     assert len(picture.snapshots) == 1
-
-
-def test_a_router_alone_has_nobody_to_tell() -> None:
-    """Its load board takes notes of nothing."""
-    joined()[2].touch(WorkerId("a"))

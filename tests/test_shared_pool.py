@@ -1,0 +1,128 @@
+"""A router's part in a pool, over a real Redis."""
+
+import asyncio
+import random
+import time
+from array import array
+
+from loadtest.redis_server import RedisServer, redis_server
+from router.core.cache_delta import CacheSnapshot, Stored
+from router.core.fleet import Fleet
+from router.core.placement import Placement
+from router.core.stats import Stats
+from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
+from router.intake import Intake
+from router.redis_url import parse_redis
+from router.settings import FleetSettings, Settings, StateSettings
+from router.shared_pool import SharedPool
+from router.state.redis_health import RedisHealth
+from router.state.redis_publisher import RedisPublisher
+from tests.core.builders import prompt
+from tests.state.rig import eventually, running
+
+WORKER = WorkerId("10.0.0.1:8000")
+BLOCKS = 100_000
+
+
+class Member:
+    """One router's part."""
+
+    def __init__(self, redis: RedisServer, **state: float) -> None:
+        self.settings = Settings(state=StateSettings(redis=redis.url, **state))  # type: ignore[arg-type]
+        self.fleet = Fleet(self.settings.fleet)
+        self.placement = Placement(self.settings.routing, self.settings.cache, self.fleet, Stats(), random.Random(1))
+        intake = Intake(self.fleet, self.placement, time.monotonic, lambda worker: None)
+        self.pool = SharedPool(self.settings, self.fleet, self.placement, intake, self.fleet.remove)
+
+    async def run(self) -> None:
+        await self.pool.run()
+
+    def choose(self) -> None:
+        self.placement.choose(
+            "r", None, prompt(range(4)), self.fleet.candidates(None), now_s=time.monotonic(), wall_s=time.time()
+        )
+
+    @property
+    def other_requests(self) -> list[int]:
+        return [worker.load.other_requests for worker in self.fleet.workers]
+
+
+def report(state: Lifecycle = Lifecycle.READY, truth: Truth = Truth.MODELLED) -> WorkerReport:
+    return WorkerReport(WORKER, "vllm", f"http://{WORKER}", "g1", state, time.monotonic(), models=("m",), truth=truth)
+
+
+async def publish(publisher: RedisPublisher, truth: Truth = Truth.MODELLED) -> None:
+    while True:
+        publisher.report(report(truth=truth))
+        await asyncio.sleep(0.1)
+
+
+class Publishing:
+    """A sidecar of one worker."""
+
+    def __init__(self, redis: RedisServer, truth: Truth = Truth.MODELLED, blocks: int = 0) -> None:
+        state = StateSettings(redis=redis.url)
+        self.publisher = RedisPublisher(state, FleetSettings(), RedisHealth(parse_redis(state.redis), 1.0))
+        self._truth = truth
+        rng = random.Random(7)
+        keys = array("Q", [rng.getrandbits(64) for _ in range(blocks)])
+        self.keys = keys
+        if blocks:
+            self.publisher.report(report(truth=truth))
+            self.publisher.follow(WORKER, lambda: CacheSnapshot(WORKER, "g1", 0, (Stored(None, keys),)))
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.publisher.run())
+            group.create_task(publish(self.publisher, self._truth))
+
+
+async def test_routers_see_workers_and_each_others_load() -> None:
+    """Two routers that know no engine: both adopt the reported one, and each counts what the other sends there."""
+    with redis_server() as redis:
+        one, two = Member(redis), Member(redis)
+        async with running(Publishing(redis), one, two):
+            assert await one.pool.caught_up() and await two.pool.caught_up()
+            await eventually(lambda: [w.lifecycle for w in two.fleet.workers] == [Lifecycle.READY], 2.0)
+            await eventually(lambda: one.pool.loads.routers == two.pool.loads.routers == 1, 3.0)
+            one.choose()
+            one.choose()
+            two.choose()
+            await eventually(lambda: (one.other_requests, two.other_requests) == ([1], [2]), 1.0)
+
+
+async def test_new_router_has_the_whole_index_before_its_first_decision() -> None:
+    """After `caught_up` a snapshot of 100,000 blocks is in the index."""
+    with redis_server() as redis:
+        sidecar = Publishing(redis, Truth.EXACT, BLOCKS)
+        async with running(sidecar):
+            await asyncio.sleep(1.0)  # until it is written
+            late = Member(redis)
+            async with running(late):
+                assert await late.pool.caught_up(5.0)
+                (worker,) = late.fleet.workers
+                assert worker.truth is Truth.EXACT
+                assert late.placement.blocks_held(worker) == BLOCKS
+
+
+async def test_workers_that_stay_away_are_forgotten() -> None:
+    """A worker without reports is down at once and leaves the fleet in the end."""
+    with redis_server() as redis:
+        member = Member(redis, leftover_ttl_s=10.0)
+        async with running(member):
+            async with running(Publishing(redis)):
+                await eventually(lambda: [w.lifecycle for w in member.fleet.workers] == [Lifecycle.READY], 3.0)
+            await eventually(lambda: [w.lifecycle for w in member.fleet.workers] == [Lifecycle.DOWN], 6.0)
+            member.pool.intake._lost[WORKER] -= 100.0
+            await eventually(lambda: not member.fleet.workers, 3.0)
+
+
+async def test_without_redis_a_router_starts_all_the_same() -> None:
+    """Waiting for the picture ends in time where there is none."""
+    with redis_server() as redis:
+        member = Member(redis)
+        redis.kill()
+        async with running(member):
+            began_s = time.monotonic()
+            assert not await member.pool.caught_up(0.3)
+            assert time.monotonic() - began_s < 2.0
