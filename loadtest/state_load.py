@@ -208,9 +208,7 @@ def measure(sidecars: int, blocks_per_s: int, routers: int, seconds: float) -> d
 
 
 def launch(command: Sequence[str]) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=clean_environment(), preexec_fn=die_with_parent
-    )
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean_environment(), preexec_fn=die_with_parent)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
