@@ -58,7 +58,7 @@ def another_value(name: str) -> Any:
     if f.type is bool:
         return not f.default
     if f.type is str:
-        return "other"
+        return "redis://other" if name == "redis" else "other"
     middle = (f.default + f.metadata["low"]) / 2
     value: float = int(middle) if f.type is int else middle
     return value if value != f.default else f.default + 1

@@ -17,6 +17,7 @@ from router.settings import (
     LogSettings,
     RoutingSettings,
     Settings,
+    StateSettings,
     build,
     check,
     knobs,
@@ -64,6 +65,11 @@ BAD_VALUES: list[tuple[str, Callable[[], object], str]] = [
         lambda: RoutingSettings(policy="best"),
         "policy: 'best' is not one of warm, ring, least-queue, round-robin, random",
     ),
+    (
+        "pool name",
+        lambda: StateSettings(pool_name="a:{b}"),
+        "pool_name: 'a:{b}' is not 1 to 64 letters, digits, dots, dashes or underscores",
+    ),
 ]
 
 
@@ -73,6 +79,14 @@ def test_bad_value_names_knob_value_and_what_is_allowed(make: Callable[[], objec
     with pytest.raises(SettingsError) as caught:
         make()
     assert str(caught.value) == text
+
+
+def test_a_password_is_shown_by_nothing() -> None:
+    """Neither the error about a bad URL nor the settings' repr."""
+    with pytest.raises(SettingsError, match=r"redis: url 'http://u:\*\*\*@h' is not redis://") as caught:
+        StateSettings(redis="http://u:secret@h")
+    assert "secret" not in str(caught.value)
+    assert "secret" not in repr(build({"redis": "redis://u:secret@h"}))
 
 
 def test_whole_numbers_do_for_numbers() -> None:

@@ -53,6 +53,9 @@ def test_secrets_are_masked() -> None:
     text = engine_text(parse_engine("vllm=http://a,api_key=secret,capacity_tokens=5,weight=1.5"))
     assert text == "vllm=http://a,capacity_tokens=5,api_key=***,weight=1.5"
     assert "secret" not in resolved_from("--engine=vllm=http://a,api_key=secret")
+    lines = resolved_from("--redis=redis+sentinel://u:secret@h/m?sentinel_password=secret").splitlines()
+    assert 'redis = "redis+sentinel://u:***@h/m?sentinel_password=***"  # from --redis' in lines
+    assert 'redis = ""  # default' in resolved_from().splitlines()
 
 
 def test_readme_table_is_current() -> None:

@@ -20,8 +20,9 @@ from router.core.types import WorkerId
 from router.state.frame import VERSION
 
 LANES: Final = 16
-COMMANDS: Final = tuple(
-    ["mget", "set", "xadd", "xread", "xrevrange", "unlink", "rpush", "rename", "pexpire", "lrange", "zadd", "zrem", "zrevrange", "publish", "subscribe", "ping", "select", "cluster|slots"]
+COMMANDS: Final = (
+    *("mget", "set", "xadd", "xread", "xrevrange", "unlink", "rpush", "rename", "pexpire", "lrange"),
+    *("zadd", "zrem", "zrevrange", "publish", "subscribe", "ping", "select", "cluster|slots"),
 )
 
 

@@ -104,8 +104,8 @@ def state_of(server: RedisServer, **settings: Any) -> StateSettings:
 
 
 @contextlib.contextmanager
-def admin(server: RedisServer) -> Iterator["Redis"]:
-    """A client of the test's own, synchronous."""
+def admin(server: RedisServer) -> Iterator[Any]:
+    """A client of the test's own, synchronous; what it answers has too many types to be told."""
     with Redis(port=server.port) as client:
         yield client
 

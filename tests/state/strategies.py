@@ -10,7 +10,7 @@ from router.state.report_codec import MAX_COUNT, PostedReport
 
 KEY = st.integers(0, 2**64 - 1)
 SEQ = st.integers(0, 2**64 - 1)
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=20)
 NAME = TEXT.map(WorkerId)
 COUNT = st.none() | st.integers(0, MAX_COUNT)
 NAMES = st.none() | st.lists(TEXT, max_size=4).map(tuple)

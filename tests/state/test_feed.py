@@ -9,10 +9,10 @@ from router.core.types import WorkerId
 from router.state.cache_codec import encode_delta
 from router.state.feed import CALM_S, FIRST_PAUSE_S, LONGEST_PAUSE_S, REPEAT_S, Feed
 from router.state.frame import BadMessage
+from router.state.memory import MemoryState
 from router.state.redis_keys import Keys
 from router.state.report_codec import PostedReport, encode_left, encode_report
 from tests.state.engine import Engine, Picture
-from tests.state.test_memory import MemoryState
 
 A = WorkerId("a")
 EPOCH = 7

@@ -8,9 +8,9 @@ import pytest
 from router.core.cache_delta import CacheDelta, CacheSnapshot, Removed, Stored
 from router.core.types import WorkerId
 from router.state.cache_codec import MAX_DELTA_BYTES, count_blocks, decode_delta
+from router.state.memory import MemoryState
 from router.state.outbox import ASK_AGAIN_S, NEVER_S, TAKEOVER_S, Entry, Outbox, Outcome, groups
 from tests.state.engine import Engine, Picture
-from tests.state.test_memory import MemoryState
 
 WORKER = WorkerId("a")
 EPOCH = 1000

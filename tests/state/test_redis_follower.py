@@ -108,7 +108,7 @@ async def test_a_surprise_in_a_round_ends_nothing(redis: RedisServer, caplog: py
         router.follower._lanes[0].plan = plan  # type: ignore[method-assign]
         raise KeyError("fault")
 
-    router.follower._lanes[0].plan = broken  # type: ignore[method-assign]
+    router.follower._lanes[0].plan = broken  # type: ignore[method-assign, assignment]
     async with running(router):
         assert await router.follower.caught_up(2.0)
     assert router.follower.counts.surprises == 1

@@ -4,12 +4,12 @@ from router.core.types import WorkerId
 from router.settings import FleetSettings, StateSettings
 from router.state.batch import Batch
 from router.state.lane import FollowCounts, Lane
+from router.state.memory import MemoryState
 from router.state.redis_keys import LANES, Keys, lane_of
 from router.state.redis_post import Post
 from router.state.snapshot_load import SnapshotLoad
 from tests.state.engine import Engine, Picture
 from tests.state.fake_redis import FakeRedis
-from tests.state.test_memory import MemoryState
 
 STEP_S = 0.1
 SETTINGS = StateSettings(max_stream_deltas=32, max_pending_blocks=1024)
