@@ -52,6 +52,7 @@ def test_reported_workers_join_and_leave() -> None:
 
 
 def test_a_down_report_closes_connections() -> None:
+    """Whoever keeps connections to a worker hears at once that it is down."""
     side = Side()
     side.report()
     side.report(lifecycle=Lifecycle.DOWN, detail="refused")
@@ -66,7 +67,7 @@ def test_what_cannot_join_is_refused(changes: dict[str, str], caplog: pytest.Log
     """A report over the network may name anything: it is counted, told once, and changes nothing."""
     side = Side()
     for _ in range(3):
-        side.report(**changes)
+        side.report(NEW, **changes)
     assert side.lifecycle() is None and side.pool.refused == 3
     assert len(caplog.records) == 1
 

@@ -32,10 +32,13 @@ class Member:
         self.fleet = Fleet(self.settings.fleet)
         self.placement = Placement(self.settings.routing, self.settings.cache, self.fleet, Stats(), random.Random(1))
         intake = Intake(self.fleet, self.placement, time.monotonic, lambda worker: None)
-        self.pool = SharedPool(self.settings, self.fleet, self.placement, intake, self.fleet.remove)
+        self.pool = SharedPool(self.settings, self.fleet, self.placement, intake, self.remove)
 
     async def run(self) -> None:
         await self.pool.run()
+
+    def remove(self, worker: str) -> None:
+        self.fleet.remove(worker)
 
     def choose(self) -> None:
         self.placement.choose(

@@ -87,6 +87,6 @@ def test_killed_sidecar_is_noticed(pool: Pool) -> None:
     """A sidecar that dies says nothing; within the report's time its engine is down for both routers."""
     pool.sidecars[1].kill()
     second = pool.engines[1].url
+    until(lambda: pool.lifecycles(0)[second] == pool.lifecycles(1)[second] == "down" or None, "its engine is down", 6.0)
     for router in (0, 1):
-        until(lambda router=router: pool.lifecycles(router)[second] == "down" or None, "its engine is down", 6.0)
         pool.ask("to the other one", router)
