@@ -57,12 +57,12 @@ class Router:
         self.plane = DataPlane(settings, stats, self.fleet, self.placement, self.keyer, access_log, time.monotonic, time.time)
         self.listener = Listener(self.plane)
         self.parity = ParityWatch(settings.tokens, self.fleet, self.keyer.sources, self.token_routes, time.monotonic)
-        self.overview = Overview(self.plane, self.parity, access_log)
         self.intake = Intake(self.fleet, self.placement, time.monotonic, self.plane.pool.close_worker)
         self.state = MemoryState(self.intake)
         self.shared: SharedPool | None = None
         if settings.state.redis:
             self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self.remove_worker)
+        self.overview = Overview(self.plane, self.parity, access_log, self.shared)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, WorkerFigures, WorkerTokens
+from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, SharedFigures, WorkerFigures, WorkerTokens
 from router.core.fleet import Worker
 from router.core.types import Decision, Truth
 from router.log import AccessLog
 from router.proxy.plane import DataPlane
+from router.shared_pool import SharedPool
 from router.tokens.key_sources import Shape, ShapeKeys
 from router.tokens.parity import ModelParity
 from router.tokens.parity_watch import ParityWatch
@@ -16,10 +17,13 @@ from router.tokens.parity_watch import ParityWatch
 class Overview:
     """Read-only; every method answers from memory."""
 
-    def __init__(self, plane: DataPlane, parity: ParityWatch, access_log: AccessLog | None) -> None:
+    def __init__(
+        self, plane: DataPlane, parity: ParityWatch, access_log: AccessLog | None, shared: SharedPool | None = None
+    ) -> None:
         self._plane = plane
         self._parity = parity
         self._access_log = access_log
+        self._shared = shared
 
     def workers(self) -> Sequence[WorkerFigures]:
         now_s = time.monotonic()
@@ -81,6 +85,31 @@ class Overview:
         most_open, most_idle = (max(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
         yield Bound("max_connections_per_worker", most_open, settings.upstream.max_connections_per_worker)
         yield Bound("max_idle_connections", most_idle, settings.upstream.max_idle_connections)
+
+    def shared(self) -> SharedFigures | None:
+        pool = self._shared
+        if pool is None:
+            return None
+        counts, loads = pool.follower.counts, pool.loads
+        return SharedFigures(
+            is_lost=pool.health.is_lost,
+            read_age_s=pool.follower.stale_s,
+            routers=loads.routers,
+            counts={
+                "reports": counts.reports,
+                "deltas": counts.deltas,
+                "blocks": counts.blocks,
+                "gaps": counts.gaps,
+                "snapshots": counts.snapshots,
+                "bad_messages": counts.bad_messages + loads.bad_messages,
+                "surprises": counts.surprises + loads.surprises,
+                "refused_workers": pool.intake.refused,
+                "told_loads": loads.told,
+                "heard_loads": loads.heard,
+                "lost_loads": loads.gaps,
+            },
+            errors=dict(pool.health.errors),
+        )
 
     def closing(self) -> bool:
         return self._plane.draining

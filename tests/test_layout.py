@@ -30,7 +30,7 @@ DIRECTIONS = {
     "router.log": FOUNDATION | {"router.core", "router.line_writer"},
     "router.admin": DATA | LOGS,
     "router.proxy": DATA | LOGS,
-    "router.overview": DATA | LOGS | EDGES,
+    "router.overview": DATA | LOGS | EDGES | {"router.shared_pool"},
     "router.intake": LOGIC,
     "router.shared_pool": DATA | {"router.intake"},
     "router.app": DATA | LOGS | EDGES | {"engines", "router.intake", "router.overview", "router.shared_pool"},

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+from router.admin.metrics import SHARED_COUNTERS
 from router.core.types import Truth
+from router.intake import Intake
 from router.overview import Overview
-from router.settings import Settings
+from router.settings import Settings, StateSettings
+from router.shared_pool import SharedPool
 from router.tokens.parity_watch import ParityWatch
 from router.tokens.pre_tokenizers import GPT2
 from tests.proxy.rig import Rig, chat, rig
@@ -64,3 +67,19 @@ async def test_tokens_that_differ_are_shown(tmp_path: Path) -> None:
         assert keys is not None
         keys.chat.counted.note(worker.id, 1, 2)
         assert overview.models()[0].prompts[0].workers[0].differing_share == 0.1
+
+
+async def test_shared_state_where_there_is_one() -> None:
+    """Without Redis there is nothing to show; with it, what was read and told, and that nothing was read yet."""
+    async with rig() as made:
+        overview, watch = overview_of(made)
+        assert overview.shared() is None
+        plane = made.plane
+        settings = Settings(state=StateSettings(redis="redis://127.0.0.1:1"))
+        intake = Intake(plane.fleet, plane.placement, plane.clock, lambda worker: None)
+        pool = SharedPool(settings, plane.fleet, plane.placement, intake, lambda worker: None)
+        pool.intake.refused = 2
+        shown = Overview(plane, watch, None, pool).shared()
+        assert shown is not None
+        assert (shown.is_lost, shown.read_age_s, shown.routers, shown.errors) == (False, None, 0, {})
+        assert shown.counts.keys() == SHARED_COUNTERS.keys() and shown.counts["refused_workers"] == 2

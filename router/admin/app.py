@@ -9,7 +9,7 @@ import orjson
 from aiohttp import web
 
 from router.admin.exposition import CONTENT_TYPE, pieces
-from router.admin.figures import Bound, IndexFigures, ModelFigures, WorkerFigures, decision_row
+from router.admin.figures import Bound, IndexFigures, ModelFigures, SharedFigures, WorkerFigures, decision_row
 from router.admin.metrics import RouterCollector
 from router.admin.replies import DecisionNotFound, WorkerExists, WorkerNotFound, json_reply, with_request_id
 from router.core.stats import Stats
@@ -41,6 +41,9 @@ class View(Protocol):
         """(model, shape of prompt, what such prompts are keyed from) of each model with a tokenizer."""
 
     def bounds(self) -> Iterable[Bound]: ...
+
+    def shared(self) -> SharedFigures | None:
+        """None where no Redis is used."""
 
     def closing(self) -> bool:
         """True once the router has begun to shut down."""
@@ -89,7 +92,7 @@ class AdminRoutes:
     def __init__(self, view: View, control: Control, stats: Stats) -> None:
         self._view = view
         self._control = control
-        self._collector = RouterCollector(stats, view.workers, view.bounds, view.index, view.key_sources)
+        self._collector = RouterCollector(stats, view.workers, view.bounds, view.index, view.key_sources, view.shared)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
         """Written piece by piece: a page of a thousand workers would otherwise hold the event loop for long."""

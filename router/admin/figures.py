@@ -1,5 +1,6 @@
 """The numbers of a worker, a bound, the index and a decision as the admin port shows them; rows and metrics read the same."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -69,6 +70,17 @@ class IndexFigures:
     feed_gaps: int = 0  # workers that fell out of sync for a missing delta
     feed_stale: int = 0  # deltas and snapshots that came too late
     feed_strangers: int = 0  # and those of unknown workers
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFigures:
+    """What a router reads and tells through Redis. Counts only grow; None is not yet."""
+
+    is_lost: bool
+    read_age_s: float | None  # since the last good read of what sidecars publish
+    routers: int  # others that are heard
+    counts: Mapping[str, int]  # by what is counted, see SHARED_COUNTERS in metrics.py
+    errors: Mapping[str, int]  # failed exchanges by kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from router.admin.figures import Bound, IndexFigures, WorkerFigures
+from router.admin.figures import Bound, IndexFigures, SharedFigures, WorkerFigures
 from router.core.stats import Histogram, Stats
 from router.core.types import Lifecycle
 
@@ -29,12 +29,14 @@ class RouterCollector(Collector):
         bounds: Callable[[], Iterable[Bound]],
         index: Callable[[], IndexFigures],
         key_sources: Callable[[], Iterable[tuple[str, str, str]]],
+        shared: Callable[[], SharedFigures | None],
     ) -> None:
         self._stats = stats
         self._workers = workers
         self._bounds = bounds
         self._index = index
         self._key_sources = key_sources
+        self._shared = shared
 
     def collect(self) -> Iterator[Metric]:
         workers = self._workers()
@@ -45,6 +47,9 @@ class RouterCollector(Collector):
         yield from bound_gauges(self._bounds())
         yield from index_families(self._index())
         yield model_keys(self._key_sources())
+        shared = self._shared()
+        if shared is not None:
+            yield from shared_families(shared)
         yield from worker_families(workers)
 
     def describe(self) -> Iterator[Metric]:
@@ -153,6 +158,37 @@ def index_families(index: IndexFigures) -> Iterator[Metric]:
         ("cache_feed_strangers", "Messages of a cache whose worker is not known", index.feed_strangers),
     ):
         yield CounterMetricFamily(f"warmline_{name}", text, value=value)
+
+
+SHARED_COUNTERS = {  # name without warmline_state_ and _total → help
+    "reports": "Reports of workers read from Redis",
+    "deltas": "Changes of workers' caches read from Redis",
+    "blocks": "Cached blocks told in those changes",
+    "gaps": "Workers whose changes did not follow on each other",
+    "snapshots": "Whole caches read from Redis",
+    "bad_messages": "Values in Redis that are no message of this version",
+    "surprises": "Messages whose taking in failed",
+    "refused_workers": "Reports of workers that cannot join the fleet",
+    "told_loads": "Messages of own load to other routers",
+    "heard_loads": "Messages of other routers' load",
+    "lost_loads": "Messages of other routers' load that did not arrive",
+}
+
+
+def shared_families(shared: SharedFigures) -> Iterator[Metric]:
+    """Only where Redis is used."""
+    yield GaugeMetricFamily("warmline_redis_up", "0 while exchanges with Redis fail", value=float(not shared.is_lost))
+    age = GaugeMetricFamily("warmline_state_read_age_seconds", "Since the last good read of shared state")
+    if shared.read_age_s is not None:
+        age.add_metric([], shared.read_age_s)
+    yield age
+    yield GaugeMetricFamily("warmline_other_routers", "Routers of the pool that are heard", value=shared.routers)
+    for name, text in SHARED_COUNTERS.items():
+        yield CounterMetricFamily(f"warmline_state_{name}", text, value=shared.counts[name])
+    errors = CounterMetricFamily("warmline_redis_errors", "Failed exchanges with Redis", labels=("reason",))
+    for reason, count in shared.errors.items():
+        errors.add_metric([reason], count)
+    yield errors
 
 
 def model_keys(key_sources: Iterable[tuple[str, str, str]]) -> Metric:

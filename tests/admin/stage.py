@@ -12,7 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from router.admin.app import make_app
-from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, WorkerFigures, WorkerTokens
+from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, SharedFigures, WorkerFigures, WorkerTokens
 from router.core.fleet import Fleet
 from router.core.placement import Lease, Placement
 from router.core.stats import Stats
@@ -104,6 +104,9 @@ class Stage:
 
     def bounds(self) -> Iterable[Bound]:
         return [Bound("max_workers", len(self.fleet), 4)]
+
+    def shared(self) -> SharedFigures | None:
+        return None
 
     def closing(self) -> bool:
         return self.is_closing

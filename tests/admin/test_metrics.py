@@ -8,14 +8,15 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.admin.exposition import pieces
-from router.admin.figures import Bound, IndexFigures, WorkerFigures
-from router.admin.metrics import HISTOGRAMS_PER_FAMILY, WORKER_GAUGES, RouterCollector
+from router.admin.figures import Bound, IndexFigures, SharedFigures, WorkerFigures
+from router.admin.metrics import HISTOGRAMS_PER_FAMILY, SHARED_COUNTERS, WORKER_GAUGES, RouterCollector, shared_families
 from router.core.stats import Stats
 from router.core.types import Lifecycle
 from tests.admin.stage import figures
 
 BOUNDS = [Bound("index_bytes", 5.0, 100.0)]
 SOURCES = [("m", "chat", "engine"), ("m", "text", "tokenizer")]
+SHARED = SharedFigures(False, 0.25, 2, {name: place for place, name in enumerate(SHARED_COUNTERS)}, {"timeout": 3})
 LABELS = {
     "route",
     "worker",
@@ -37,7 +38,7 @@ LABELS = {
 
 def collector(stats: Stats, workers: Sequence[WorkerFigures]) -> RouterCollector:
     index = IndexFigures(7, 800, 9, 3, 2, 11, 12, 13, 14, 15)
-    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: index, lambda: SOURCES)
+    return RouterCollector(stats, lambda: workers, lambda: BOUNDS, lambda: index, lambda: SOURCES, lambda: SHARED)
 
 
 def families(stats: Stats, workers: Sequence[WorkerFigures]) -> dict[str, Metric]:
@@ -138,6 +139,19 @@ def test_bounds_and_index() -> None:
     assert value(found, "warmline_exact_workers") == 2
     counters = ("index_refused_blocks", "index_orphan_blocks", "cache_feed_gaps", "cache_feed_stale", "cache_feed_strangers")
     assert [value(found, f"warmline_{name}_total") for name in counters] == [11, 12, 13, 14, 15]
+
+
+def test_shared_state() -> None:
+    """What goes through Redis, where one is used; how old it is has no sample before the first read."""
+    found = families(Stats(), [])
+    assert value(found, "warmline_redis_up") == 1
+    assert value(found, "warmline_state_read_age_seconds") == 0.25
+    assert value(found, "warmline_other_routers") == 2
+    assert value(found, "warmline_redis_errors_total", reason="timeout") == 3
+    assert [value(found, f"warmline_state_{name}_total") for name in SHARED_COUNTERS] == list(range(len(SHARED_COUNTERS)))
+    lost = {metric.name: metric for metric in shared_families(replace(SHARED, is_lost=True, read_age_s=None))}
+    assert lost["warmline_redis_up"].samples[0].value == 0
+    assert lost["warmline_state_read_age_seconds"].samples == []
 
 
 def test_what_prompts_are_keyed_from() -> None:
