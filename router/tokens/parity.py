@@ -181,7 +181,7 @@ def choose(shape: Shape, ready: Sequence[Witness]) -> Choice:
     more = f"; and {len(differing) - 1} more workers" if len(differing) > 1 else ""
     why = differing[0].said(shape) + more
     matching = [witness for witness in ready if witness.verdict(shape).matches]
-    if matching and not any(witness.worker.truth in (Truth.EXACT, Truth.UNTRUSTED) for witness in differing):
+    if matching and not any(witness.worker.told_truth in (Truth.EXACT, Truth.UNTRUSTED) for witness in differing):
         return Choice(KeySource.TOKENIZER, f"{why}; others match")
     tellers = [witness for witness in differing if witness.can_tell(shape)]
     if tellers:
