@@ -59,7 +59,10 @@ class VllmTokens:
 
 
 class SglangTokens:
-    """Releases that read `prompt` only refuse chats, which then stay unknown."""
+    """A chat is rendered as for an answer where its question leaves `add_generation_prompt` out.
+
+    Releases that read `prompt` only refuse chats, which then stay unknown.
+    """
 
     def __init__(self, http: EngineHttp) -> None:
         self._http = http
@@ -69,6 +72,7 @@ class SglangTokens:
             body: dict[str, Any] = {"prompt": prompt.texts[0], "add_special_tokens": prompt.add_special_tokens}
         else:
             body = chat_fields(prompt)
+            body.pop("add_generation_prompt", None)
         answer = await ask(self._http, "/v1/tokenize", named(body, model))
         return EngineTokens(token_ids(mapping(answer).get("tokens")))
 

@@ -61,8 +61,13 @@ async def test_tokens_that_differ_are_shown(tmp_path: Path) -> None:
         (model,) = overview.models()
         assert (model.model, model.tokenizer) == ("m", "m")
         found = {shape.shape: (shape.keys_from, [row.matches for row in shape.workers]) for shape in model.prompts}
-        assert found == {"chat": ("engine", [False]), "tools": ("engine", [False]), "text": ("tokenizer", [True])}
-        assert list(overview.key_sources()) == [("m", "chat", "engine"), ("m", "tools", "engine"), ("m", "text", "tokenizer")]
+        assert found == {
+            "chat": ("engine", [False]),
+            "parts": ("engine", [False]),
+            "tools": ("engine", [False]),
+            "text": ("tokenizer", [True]),
+        }
+        assert list(overview.key_sources()) == [("m", shape, source) for shape, (source, _) in found.items()]
         keys = made.plane.keyer.sources.of("m")
         assert keys is not None
         keys.chat.counted.note(worker.id, 1, 2)

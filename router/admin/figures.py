@@ -98,7 +98,7 @@ class WorkerTokens:
 class ShapeFigures:
     """What prompts of one shape are keyed from: tokenizer, engine (asked for their tokens) or text, and why not the first."""
 
-    shape: str  # chat, tools (chats with tools) or text
+    shape: str  # chat, parts (chats with content in parts), tools (chats with tools) or text
     keys_from: str
     why: str
     workers: tuple[WorkerTokens, ...]

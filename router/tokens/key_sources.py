@@ -13,9 +13,11 @@ from router.wire.openai_request import ChatPrompt, TextPrompt
 
 
 class Shape(StrEnum):
-    """Engines differ from a tokenizer by shape: a template may be the same until tools are given."""
+    """Engines differ from a tokenizer by shape: a template may be the same until tools are given, or content comes in parts
+    (SGLang joins them with a space, vLLM with a line end)."""
 
     CHAT = "chat"
+    PARTS = "parts"
     TOOLS = "tools"
     TEXT = "text"
 
@@ -43,24 +45,27 @@ class ShapeKeys:
 class ModelKeys:
     """The tokenizer of one model and what its prompts are keyed from."""
 
-    __slots__ = ("chat", "entry", "text", "tools")
+    __slots__ = ("chat", "entry", "parts", "text", "tools")
 
     def __init__(self, entry: TokenizerEntry) -> None:
         self.entry = entry
         self.chat = ShapeKeys()
+        self.parts = ShapeKeys()
         self.tools = ShapeKeys()
         self.text = ShapeKeys()
 
     def of(self, prompt: ChatPrompt | TextPrompt) -> ShapeKeys:
         if isinstance(prompt, TextPrompt):
             return self.text
+        if prompt.in_parts and (prompt.tools is None or self.parts.source is not KeySource.TOKENIZER):
+            return self.parts
         return self.chat if prompt.tools is None else self.tools
 
     def by_shape(self, shape: Shape) -> ShapeKeys:
         return dict(self.shapes())[shape]
 
     def shapes(self) -> tuple[tuple[Shape, ShapeKeys], ...]:
-        return (Shape.CHAT, self.chat), (Shape.TOOLS, self.tools), (Shape.TEXT, self.text)
+        return (Shape.CHAT, self.chat), (Shape.PARTS, self.parts), (Shape.TOOLS, self.tools), (Shape.TEXT, self.text)
 
 
 class KeySources:

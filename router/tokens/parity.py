@@ -22,7 +22,7 @@ from router.tokens.probes import Verdict
 
 log = logging.getLogger("warmline.tokens")
 UNKNOWN = Verdict(None, "not compared yet")
-PLURAL = {Shape.CHAT: "chats", Shape.TOOLS: "chats with tools", Shape.TEXT: "texts"}
+PLURAL = {Shape.CHAT: "chats", Shape.PARTS: "chats in parts", Shape.TOOLS: "chats with tools", Shape.TEXT: "texts"}
 EFFECT = {
     KeySource.TOKENIZER: "keyed by the tokenizer here",
     KeySource.ENGINE: "keyed by asking an engine for their tokens",

@@ -44,6 +44,7 @@ CALL = {
 SYSTEM = {"role": "system", "content": "You are terse.  Answer in one line.\n"}
 QUESTION = {"role": "user", "content": "What's 12,345 × 7? 日本語でも。 naïve café \U0001f600"}
 ANSWER = {"role": "assistant", "content": "86415, I think."}
+IN_PARTS = {"role": "user", "content": [{"type": "text", "text": "In two"}, {"type": "text", "text": "parts. "}]}
 SPACED = {"role": "user", "content": "  \n and  with spaces at both ends?\t\n\n "}
 ASK_WEATHER = {"role": "user", "content": "Will it rain in Zürich?"}
 CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
@@ -80,9 +81,9 @@ def probes_of(entry: TokenizerEntry) -> Mapping[Shape, Sequence[Probe]]:
         Shape.CHAT: (
             ChatPrompt([QUESTION]),
             ChatPrompt([SYSTEM, QUESTION, ANSWER, SPACED]),
-            ChatPrompt([{"role": "user", "content": [{"type": "text", "text": "In"}, {"type": "text", "text": "parts."}]}]),
             *spoken,
         ),
+        Shape.PARTS: (ChatPrompt([IN_PARTS], in_parts=True), ChatPrompt([SYSTEM, QUESTION, ANSWER, IN_PARTS], in_parts=True)),
         Shape.TOOLS: (
             ChatPrompt([SYSTEM, ASK_WEATHER], tools=[WEATHER]),
             ChatPrompt([SYSTEM, ASK_WEATHER, CALLS, RESULT], tools=[WEATHER]),

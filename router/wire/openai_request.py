@@ -77,7 +77,10 @@ FAMILIES: Mapping[str, Family] = {
 
 
 class ChatPrompt(NamedTuple):
-    """Messages and all that a chat template may read. `rendered` is False where no engine template takes it as it is."""
+    """Messages and all that a chat template may read. `rendered` is False where no engine template takes it as it is.
+
+    `in_parts`: the content of some message is a list.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None = None
@@ -89,6 +92,7 @@ class ChatPrompt(NamedTuple):
     has_client_template: bool = False
     multimodal: bool = False
     rendered: bool = True
+    in_parts: bool = False
 
 
 class TextPrompt(NamedTuple):
@@ -258,7 +262,7 @@ def read_large(family: Family, body: bytes, session_header: str | None, limits: 
 
 
 def read_chat(fields: dict[str, Any]) -> ChatPrompt:
-    messages, multimodal = checked_messages(fields.get("messages"))
+    messages, in_parts, multimodal = checked_messages(fields.get("messages"))
     kwargs = fields.get("chat_template_kwargs")
     if kwargs is not None and not isinstance(kwargs, dict):
         raise InvalidField("`chat_template_kwargs` must be an object", param="chat_template_kwargs")
@@ -272,17 +276,18 @@ def read_chat(fields: dict[str, Any]) -> ChatPrompt:
         fields.get("continue_final_message") is True,
         fields.get("chat_template") is not None,
         multimodal,
+        in_parts=in_parts,
     )
 
 
-def checked_messages(messages: Any) -> tuple[list[dict[str, Any]], bool]:
-    """The messages, and whether any has a part that is not text.
+def checked_messages(messages: Any) -> tuple[list[dict[str, Any]], bool, bool]:
+    """The messages, whether any is in parts, and whether any part is not text.
 
     InvalidField unless a non-empty list of objects with a string role and content of text, null or parts.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidField("`messages` must be a list of at least one message", param="messages")
-    multimodal = False
+    in_parts = multimodal = False
     for index, message in enumerate(messages):
         if type(message) is not dict:
             raise InvalidField(f"`messages[{index}]` must be an object", param=f"messages[{index}]")
@@ -294,8 +299,9 @@ def checked_messages(messages: Any) -> tuple[list[dict[str, Any]], bool]:
         if not is_parts(content):
             name = f"messages[{index}].content"
             raise InvalidField(f"`{name}` must be a string, null or a list of parts", param=name)
+        in_parts = True
         multimodal = multimodal or has_media(content)
-    return messages, multimodal
+    return messages, in_parts, multimodal
 
 
 def is_parts(content: Any) -> bool:
@@ -350,7 +356,7 @@ def token_ids(ids: Any, param: str) -> "array[int]":
 
 def read_anthropic(fields: dict[str, Any]) -> ChatPrompt:
     """POST /v1/messages: the system text, a string or blocks, stands before the messages as one more of them."""
-    messages, _ = checked_messages(fields.get("messages"))
+    messages, _, _ = checked_messages(fields.get("messages"))
     system = fields.get("system")
     if system is not None:
         messages = [{"role": "system", "content": system}, *messages]

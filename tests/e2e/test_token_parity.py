@@ -19,7 +19,7 @@ from tests.e2e.test_openai_sdk import CLOCK
 from tests.e2e.test_warm_routing import SLACK_TOKENS, Talk, words
 from tests.tokens.vocabularies import CHATML, byte_level, write_folder
 
-SHAPES = ("chat", "tools", "text")
+SHAPES = ("chat", "parts", "tools", "text")
 OTHER_TURN = (b"<|im_end|>\\n'", b"<|im_end|>  '")  # in a template of the same length
 GPT2_LIKE = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
 
@@ -94,12 +94,14 @@ def test_another_template_is_seen_and_made_up_for(options: LlamaCppOptions, tmp_
     tokenizer = other_template(options, tmp_path / "tokenizer")
     with one_router(options, tmp_path, tokenizer, "--key-deadline-s", "2") as (_, router):
         prompts = prompts_of(router)
-        assert sources(router) == {"chat": "engine", "tools": "engine", "text": "tokenizer"}
+        assert sources(router) == {"chat": "engine", "parts": "engine", "tools": "engine", "text": "tokenizer"}
         assert "the chat template differs from token" in prompts["chat"]["why"]
         (worker,) = router.workers()
         assert worker["tokens_match"] is False and "the chat template differs" in worker["tokens_why"]
         log = (tmp_path / "router.log").read_text("utf-8")
-        assert log.count("are keyed by") == log.count("chats, chats with tools are keyed by asking an engine") == 1
+        assert (
+            log.count("are keyed by") == log.count("chats, chats in parts, chats with tools are keyed by asking an engine") == 1
+        )
         with sdk(router) as client:
             talk = Talk(client, words(f"parity{len(extra)}-", 120), **extra)
             for turn in range(4):

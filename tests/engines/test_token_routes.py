@@ -57,6 +57,13 @@ ASKED: list[tuple[str, ChatPrompt | TextPrompt, dict[str, Reply], dict[str, Any]
     ),
     ("sglang", CHAT, {"/v1/tokenize": IDS}, {"/v1/tokenize": {"model": "m", "messages": MESSAGES}}, None),
     (
+        "sglang",
+        CHAT._replace(continue_final_message=True),
+        {"/v1/tokenize": IDS},
+        {"/v1/tokenize": {"model": "m", "messages": MESSAGES, "continue_final_message": True}},
+        None,
+    ),
+    (
         "llama.cpp",
         TEXT,
         {"/tokenize": IDS},

@@ -47,11 +47,16 @@ def test_put_and_drop(tmp_path: Path) -> None:
 
 
 def test_shapes_of_prompts(tmp_path: Path) -> None:
-    """Texts, chats and chats with tools are told apart."""
+    """Texts, chats, those in parts and those with tools are told apart; what is both is as its parts are, if those differ."""
     keys = sources(tmp_path, "").of("x")
     assert keys is not None
     messages = [{"role": "user", "content": "x"}]
     assert keys.of(TextPrompt(("x",))) is keys.text
     assert keys.of(ChatPrompt(messages)) is keys.chat
     assert keys.of(ChatPrompt(messages, tools=[{}])) is keys.tools
+    in_parts = ChatPrompt(messages, in_parts=True)
+    assert keys.of(in_parts) is keys.parts
+    assert keys.of(in_parts._replace(tools=[{}])) is keys.tools
+    keys.parts.source = KeySource.ENGINE
+    assert keys.of(in_parts._replace(tools=[{}])) is keys.parts
     assert [keys.by_shape(shape) for shape in Shape] == [found for _, found in keys.shapes()]

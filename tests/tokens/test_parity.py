@@ -111,12 +111,12 @@ def test_only_the_shape_that_differs_is_asked_for(caplog: pytest.LogCaptureFixtu
     bench = Bench(1)
     with caplog.at_level(logging.INFO):
         bench.told(OTHER, shape=Shape.TOOLS)
-        assert bench.sources() == ["tokenizer", "engine", "tokenizer"]
+        assert bench.sources() == ["tokenizer", "tokenizer", "engine", "tokenizer"]
         assert bench.keys.tools.askable == (bench.fleet.workers[0].id,)
         bench.settle()
         bench.told(THIRD, shape=Shape.TOOLS)
         bench.told(SAME)
-    assert bench.sources() == ["tokenizer"] * 3 and bench.keys.tools.why == ""
+    assert bench.sources() == ["tokenizer"] * 4 and bench.keys.tools.why == ""
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         (
             "WARNING",
@@ -143,7 +143,7 @@ def test_the_first_result_is_said(verdict: Verdict, words: str, caplog: pytest.L
         bench.settle()
         bench.settle()
     assert [words in record.getMessage() for record in caplog.records] == [True]
-    assert bench.sources() == ["tokenizer"] * 3
+    assert bench.sources() == ["tokenizer"] * 4
 
 
 def test_shapes_that_change_together_share_a_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +152,7 @@ def test_shapes_that_change_together_share_a_line(caplog: pytest.LogCaptureFixtu
     bench.parity.told(bench.fleet.workers[0].id, dict.fromkeys(Shape, OTHER))
     bench.settle()
     assert [record.getMessage() for record in caplog.records] == [
-        "model 'm': chats, chats with tools, texts are keyed by asking an engine for their tokens: "
+        "model 'm': chats, chats in parts, chats with tools, texts are keyed by asking an engine for their tokens: "
         "worker 10.0.0.1:8000 (vllm): the chat template differs"
     ]
 

@@ -11,7 +11,7 @@ from router.core.types import Lifecycle, WorkerId
 from router.settings import FleetSettings, TokenSettings
 from router.tokens import parity_watch
 from router.tokens.book import TokenizerBook
-from router.tokens.key_sources import KeySource, KeySources, ModelKeys
+from router.tokens.key_sources import KeySource, KeySources
 from router.tokens.parity_watch import CHECKS_PER_ROUND, FIRST_RETRY_S, LONGEST_RETRY_S, ParityWatch
 from router.tokens.pre_tokenizers import GPT2
 from router.wire.engine_tokens import NoTokens
@@ -35,10 +35,16 @@ class Bench:
             given.append(f"{name}={made}" if name else str(made))
         settings = TokenSettings(tokenizer=tuple(given))
         self.now_s = 100.0
+        self.surprises: list[Exception] = []
         self.fleet = Fleet(FleetSettings())
         self.sources = KeySources(TokenizerBook(settings))
         self.engines: dict[WorkerId, TokenEngine] = {}
-        self.watch = ParityWatch(settings, self.fleet, self.sources, self.engines.get, lambda: self.now_s)
+        self.watch = ParityWatch(settings, self.fleet, self.sources, self.engines.get, self.clock)
+
+    def clock(self) -> float:
+        if self.surprises:
+            raise self.surprises.pop()
+        return self.now_s
 
     def add(self, engine: TokenEngine | None, *models: str, adapters: tuple[str, ...] | None = None) -> Worker:
         """A ready worker that lists these models; without an engine its kind has no route."""
@@ -232,14 +238,7 @@ async def test_the_loop_goes_on_after_a_surprise(
 ) -> None:
     """An exception nobody expected is logged; the next round judges."""
     monkeypatch.setattr(parity_watch, "ROUND_S", 0.001)
-    look_up, surprises = bench.sources.of, iter([RuntimeError("surprise")])
-
-    def surprising(model: str | None) -> ModelKeys | None:
-        for surprise in surprises:
-            raise surprise
-        return look_up(model)
-
-    monkeypatch.setattr(bench.sources, "of", surprising)
+    bench.surprises.append(RuntimeError("surprise"))
     bench.add(TokenEngine(OTHER), "m")
     async with asyncio.TaskGroup() as group:
         loop = group.create_task(bench.watch.run())

@@ -42,7 +42,7 @@ async def test_equal_tokens(shows_text: bool) -> None:
     """An engine with the same tokenizer and template matches in all shapes."""
     engine = TokenEngine(OURS, shows_text=shows_text)
     found = await verdicts(engine)
-    assert matches(found) == {"chat": True, "tools": True, "text": True}
+    assert matches(found) == {"chat": True, "parts": True, "tools": True, "text": True}
     assert all(not verdict.why and verdict.tokens for verdict in found.values())
     assert set(engine.models) == {"m"}
 
@@ -51,10 +51,10 @@ async def test_equal_tokens(shows_text: bool) -> None:
 async def test_affixes_are_part_of_the_tokens(llama_cpp: bool) -> None:
     """BOS and EOS around texts, and around chats where llama.cpp puts them, count as the tokenizer's own."""
     entry = entry_of(with_affixes(sentencepiece_like("first")), TOOLY, gguf=llama_cpp)
-    assert matches(await verdicts(TokenEngine(entry), entry)) == {"chat": True, "tools": True, "text": True}
+    assert matches(await verdicts(TokenEngine(entry), entry)) == {"chat": True, "parts": True, "tools": True, "text": True}
     bare = entry_of(sentencepiece_like("first"), TOOLY)
     found = await verdicts(TokenEngine(entry), bare)
-    assert matches(found) == {"chat": not llama_cpp, "tools": not llama_cpp, "text": False}
+    assert matches(found) == {"chat": not llama_cpp, "parts": not llama_cpp, "tools": not llama_cpp, "text": False}
     assert found[Shape.TEXT].why.startswith("the tokenizer differs from token 0 on: here ")
 
 
@@ -63,7 +63,7 @@ async def test_another_template(shows_text: bool) -> None:
     """The template is found to differ, with the place and both sides, by its text or by tokenising ours there."""
     theirs = entry_of(WORDS, TOOLY.replace("<|im_end|>\n", "<|im_end|>"))
     found = await verdicts(TokenEngine(theirs, shows_text=shows_text))
-    assert matches(found) == {"chat": False, "tools": False, "text": True}
+    assert matches(found) == {"chat": False, "parts": False, "tools": False, "text": True}
     why = found[Shape.CHAT].why
     assert why.startswith("the chat template differs from token ")
     assert why.endswith("here '<|im_end|>\\n<|im_start|>assistant\\n', at the engine '<|im_end|><|im_start|>assistant\\n'")
@@ -74,14 +74,21 @@ async def test_another_tokenizer(shows_text: bool) -> None:
     """With the same template it is the tokenizer, in every shape."""
     engine = TokenEngine(with_model(OURS, byte_level((r"\p{N}", GPT2))), shows_text=shows_text)
     found = await verdicts(engine)
-    assert matches(found) == {"chat": False, "tools": False, "text": False}
+    assert matches(found) == {"chat": False, "parts": False, "tools": False, "text": False}
     assert all(verdict.why.startswith("the tokenizer differs from token ") for verdict in found.values())
 
 
 async def test_tools_alone() -> None:
     """A template that is another only with tools leaves plain chats as they are."""
     engine = TokenEngine(entry_of(WORDS, TOOLY.replace("tool | tojson", "tool | tojson(indent=2)")))
-    assert matches(await verdicts(engine)) == {"chat": True, "tools": False, "text": True}
+    assert matches(await verdicts(engine)) == {"chat": True, "parts": True, "tools": False, "text": True}
+
+
+async def test_parts_alone() -> None:
+    """A template that reads content in parts joins them otherwise, and only that differs."""
+    reads_parts = TOOLY.replace("{{ message.content }}", "{% for part in message.content %}{{ part.text }}{% endfor %}")
+    engine = TokenEngine(entry_of(WORDS, reads_parts))
+    assert matches(await verdicts(engine)) == {"chat": True, "parts": False, "tools": True, "text": True}
 
 
 async def test_an_engine_that_tells_texts_only() -> None:
@@ -89,7 +96,7 @@ async def test_an_engine_that_tells_texts_only() -> None:
     engine = TokenEngine(with_model(OURS, byte_level((r"\p{N}", GPT2))))
     engine.takes_chats = engine.has_texts = False
     found = await verdicts(engine)
-    assert matches(found) == {"chat": None, "tools": None, "text": False}
+    assert matches(found) == {"chat": None, "parts": None, "tools": None, "text": False}
     assert found[Shape.CHAT] == Verdict(None, "it reads `prompt` only")
     assert found[Shape.TEXT].why.rpartition("at the engine ")[2].strip("'").replace(" ", "").isdigit()
 
@@ -97,7 +104,7 @@ async def test_an_engine_that_tells_texts_only() -> None:
 async def test_no_template_here() -> None:
     """Without a template, or with one that refuses, the engine's chats are others by that alone."""
     found = await verdicts(TokenEngine(OURS), entry_of(WORDS, None))
-    assert matches(found) == {"chat": False, "tools": False, "text": True}
+    assert matches(found) == {"chat": False, "parts": False, "tools": False, "text": True}
     assert found[Shape.CHAT].why == "there is no chat template here"
     refusing = entry_of(WORDS, CHATML + "{{ raise_exception('no\nchats') }}")
     found = await verdicts(TokenEngine(OURS), refusing)
@@ -109,7 +116,7 @@ async def test_what_both_refuse_proves_nothing() -> None:
     source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TOOLY
     strict = entry_of(WORDS, source)
     found = await verdicts(TokenEngine(strict), strict)
-    assert matches(found) == {"chat": True, "tools": None, "text": True}
+    assert matches(found) == {"chat": True, "parts": True, "tools": None, "text": True}
     assert "no system" in found[Shape.TOOLS].why
 
 
@@ -120,7 +127,7 @@ async def test_an_engine_that_does_not_answer() -> None:
     with pytest.raises(NoTokens):
         await verdicts(engine)
     engine.mood = NoTokens("no such route", lasting=True)
-    assert matches(await verdicts(engine)) == {"chat": None, "tools": None, "text": None}
+    assert matches(await verdicts(engine)) == {"chat": None, "parts": None, "tools": None, "text": None}
 
 
 async def test_same_tokens_have_the_same_digest() -> None:

@@ -183,7 +183,8 @@ def test_json_that_engines_take() -> None:
 )
 def test_multimodal(content: Any, multimodal: bool) -> None:
     """A part without text makes a chat multimodal: its tokens are not known here."""
-    assert chat_prompt(messages=[{"role": "user", "content": content}]).multimodal is multimodal
+    prompt = chat_prompt(messages=[{"role": "user", "content": content}, *HELLO])
+    assert (prompt.multimodal, prompt.in_parts) == (multimodal, isinstance(content, list))
 
 
 @pytest.mark.parametrize(
