@@ -8,7 +8,7 @@ from router.settings import TokenSettings
 from router.tokens.body_memo import BodyMemo
 from router.tokens.book import TokenizerBook, TokenizerEntry
 from router.tokens.byte_memo import ByteMemo
-from router.tokens.direct_keys import direct_keys, root_of
+from router.tokens.direct_keys import Namespaces, direct_keys, in_namespace, root_of
 from router.tokens.encode_lanes import EncodeLanes
 from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds
 from router.tokens.memo import PrefixMemo
@@ -21,9 +21,14 @@ class Keyer:
     """Makes the keys of calls, on the event loop only. `close` ends its threads.
 
     `min_blocks` leading blocks are made whether or not anyone holds them: those that choose homes on the ring.
+    `namespaces` is read as it is at each call: names of LoRA adapters, whose prompts are tokenised as those of the base
+    model and rooted in it and the adapter's text (`Fleet.namespaces`).
     """
 
-    def __init__(self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16) -> None:
+    def __init__(
+        self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16,
+        namespaces: Namespaces | None = None,
+    ) -> None:  # fmt: skip
         self.memo = PrefixMemo(settings.memo_bytes)
         self.bounds = TailBounds(settings.max_pending_tails, stats)
         self._book = book
@@ -32,7 +37,8 @@ class Keyer:
         self._lanes = EncodeLanes(settings.tokenizer_threads)
         self._seed = secrets.randbits(64)
         self._bytes = ByteMemo(self.memo, self._seed)
-        self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed)
+        self._namespaces: Namespaces = {} if namespaces is None else namespaces
+        self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed, self._namespaces)
         self._settings = settings
 
     def read(self, path: str, body: bytes, session_header: str | None) -> ModelCall:
@@ -49,7 +55,7 @@ class Keyer:
         `is_held(keys)` tells whether any worker holds all of these leading blocks; where none does, nothing behind
         them can matter to a choice. It must not keep the array. Never raises: what cannot be keyed says why.
         """
-        keying = self._start(call, is_held)
+        keying = self._start(in_namespace(call, self._namespaces), is_held)
         keys = keying.keys
         self._stats.key_forms[keys.form] += 1
         if keys.unkeyed_reason is not None:
