@@ -53,7 +53,7 @@ class Router:
         self.stats = stats
         self.fleet = Fleet(settings.fleet)
         self.placement = Placement(settings.routing, settings.cache, self.fleet, stats, random.Random())
-        self.keyer = Keyer(settings.tokens, book, stats, settings.routing.ring_blocks)
+        self.keyer = Keyer(settings.tokens, book, stats, settings.routing.ring_blocks, self.fleet.namespaces)
         self.plane = DataPlane(settings, stats, self.fleet, self.placement, self.keyer, access_log, time.monotonic, time.time)
         self.listener = Listener(self.plane)
         self.parity = ParityWatch(settings.tokens, self.fleet, self.keyer.sources, self.token_routes, time.monotonic)

@@ -132,6 +132,7 @@ class RoutingSettings(Checked):
     prefill_tokens_per_s: float = knob(2500.0, "prefill speed assumed until one is observed", low=1)
     session_credit_s: float = knob(0.05, "cost in seconds that a session hint may outweigh", low=0, high=60)
     max_sessions: int = knob(100_000, "session hints remembered", low=1)
+    adapter_load_s: float = knob(1.0, "cost in seconds of a worker that would have to load the LoRA adapter asked for", low=0)
     max_candidates: int = knob(32, "workers priced per request", low=2)
     decision_log_size: int = knob(4096, "decisions kept for `warmline explain`", low=1)
 

@@ -27,6 +27,7 @@ class Worker:
 
     __slots__ = (
         "actual_tokens_mean",
+        "adapters",
         "added_at_s",
         "bit",
         "block_tokens",
@@ -43,6 +44,7 @@ class Worker:
         "lifecycle",
         "listed",
         "load",
+        "loaded_adapters",
         "matched_blocks",
         "models",
         "predicted_tokens_mean",
@@ -71,6 +73,8 @@ class Worker:
         self.probed = Lifecycle.LOADING  # what the last report says
         self.lifecycle = Lifecycle.LOADING  # what holds, with drain and passive failures
         self.models: frozenset[str] | None = frozenset((spec.model,)) if spec.model else None  # None: any, or not known yet
+        self.adapters: dict[str, str] = {}  # LoRA adapters that it can serve → as told, with their version
+        self.loaded_adapters: frozenset[str] = frozenset()
         self.generation = ""
         self.life = 0  # counts up when the cache is known to be lost; a lease of an earlier life changes nothing
         self.told_truth = Truth.MODELLED  # what the sidecar says of the cache
@@ -95,7 +99,12 @@ class Worker:
         self.listed = 0  # number of the choice that listed it last
 
     def may_serve(self, model: str | None) -> bool:
-        return model is None or self.models is None or model in self.models
+        return model is None or self.models is None or model in self.models or model in self.adapters
+
+    def base_model(self) -> str:
+        """What its adapters belong to: the first of its models that is none."""
+        told = self.report.models if self.report is not None and self.report.models is not None else ()
+        return self.spec.model or next((name for name in told if name not in self.adapters), "")
 
     def note_prediction(self, predicted_tokens: float, actual_tokens: int) -> None:
         self.predicted_tokens_mean += (predicted_tokens - self.predicted_tokens_mean) * ERROR_FADE
@@ -111,7 +120,7 @@ class FleetChange:
     """One fact about a worker that a report, a failure or an admin changed."""
 
     worker: Worker
-    what: str  # lifecycle, generation, models, capacity or truth
+    what: str  # lifecycle, generation, models, adapters, capacity or truth
     before: str
     after: str
     detail: str = ""
@@ -123,6 +132,9 @@ class FleetWatcher(Protocol):
     def joined(self, worker: Worker) -> None: ...
     def left(self, worker: Worker) -> None: ...
     def restarted(self, worker: Worker) -> None: ...
+    def reloaded(self, worker: Worker) -> None:
+        """An adapter has other weights now: what prompts to it left in the cache is void."""
+
     def retold(self, worker: Worker) -> None:
         """Its capacity or truth changed, or its first generation is known."""
 
@@ -138,6 +150,8 @@ class Fleet:
         self._watchers: list[FleetWatcher] = []
         self.epoch = 0
         self.slots: list[Worker | None] = []  # by slot
+        self.adapters: dict[str, int] = {}  # adapter → mask of the slots whose workers have it loaded; empty without LoRA
+        self.namespaces: dict[str, tuple[str, str]] = {}  # adapter → what its prompts' chains are rooted in, see WorkerReport
         self.on_change: Callable[[FleetChange], None] | None = None  # told of every change, whatever caused it
 
     def watch(self, watcher: FleetWatcher) -> None:
@@ -187,6 +201,7 @@ class Fleet:
         worker.down_reason = "removed"
         for watcher in self._watchers:
             watcher.left(worker)
+        self._forget_adapters(worker)
         self.slots[worker.slot] = None
         heappush(self._free_slots, worker.slot)
         self._changed()
@@ -207,6 +222,7 @@ class Fleet:
             if worker.kind in BLOCKWISE_KINDS:
                 worker.reuse_tokens = report.block_tokens
         self._learn_models(worker, report, changes)
+        self._learn_adapters(worker, report, changes)
         self._learn_cache(worker, report, changes)
         if report.reported_at_s > worker.down_since_s or report.lifecycle is not Lifecycle.READY:
             worker.probed = report.lifecycle
@@ -261,6 +277,7 @@ class Fleet:
                 told = worker.report.models if worker.report is not None and worker.report.models is not None else ()
                 names.update(dict.fromkeys(name for name in told if name in worker.models))
                 names.update(dict.fromkeys(sorted(worker.models)))
+                names.update(dict.fromkeys(worker.adapters))
         return tuple(names)
 
     def _find(self, model: str | None) -> tuple[Worker, ...]:
@@ -299,6 +316,42 @@ class Fleet:
             worker.models = models
             self._note(changes, FleetChange(worker, "models", listed(before), listed(models)))
             self._changed()
+
+    def _learn_adapters(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
+        if report.adapters is not None:
+            told = {adapter_name(text, report.models or ()): text for text in report.adapters}
+            before = worker.adapters
+            if told != before:
+                is_reload = any(before.get(name, text) != text for name, text in told.items())
+                worker.adapters = told
+                self._note(changes, FleetChange(worker, "adapters", ", ".join(before.values()), ", ".join(told.values())))
+                self._name_adapters()
+                self._changed()
+                if is_reload:
+                    worker.life += 1
+                    for watcher in self._watchers:
+                        watcher.reloaded(worker)
+        if report.loaded_adapters is not None:
+            loaded = frozenset(adapter_name(text, report.models or ()) for text in report.loaded_adapters)
+            for name in loaded ^ worker.loaded_adapters:
+                if name in self.adapters:
+                    self.adapters[name] ^= worker.bit
+            worker.loaded_adapters = loaded
+
+    def _forget_adapters(self, worker: Worker) -> None:
+        if worker.adapters:
+            worker.adapters, worker.loaded_adapters = {}, frozenset()
+            self._name_adapters()
+
+    def _name_adapters(self) -> None:
+        """Where workers differ, the first that has the adapter names it: others' blocks of it are then not matched."""
+        self.adapters.clear()
+        self.namespaces.clear()
+        for worker in self._workers.values():
+            for name, text in worker.adapters.items():
+                loaded = worker.bit if name in worker.loaded_adapters else 0
+                self.adapters[name] = self.adapters.get(name, 0) | loaded
+                self.namespaces.setdefault(name, (worker.base_model(), text))
 
     def judge(self, worker: Worker) -> list[FleetChange]:
         """The truth that follows from what is told of the worker's cache, how far it is followed, and how well it predicts."""
@@ -360,6 +413,12 @@ def truth_of(worker: Worker) -> tuple[Truth, str]:
     if told is not Truth.EXACT:
         return told, worker.told_reason
     return (Truth.UNTRUSTED, f"routed by own history; {events}") if events else (Truth.MODELLED, NOT_SYNCED)
+
+
+def adapter_name(text: str, models: Sequence[str]) -> str:
+    """The name of an adapter told as NAME or NAME@VERSION: the whole text where that is a model's name."""
+    name = text.rpartition("@")[0]
+    return text if text in models or not name else name
 
 
 def named(model: str | None) -> str:

@@ -53,6 +53,7 @@ class Placement:
         self._ring_blocks = routing.ring_blocks
         self._session_credit_s = routing.session_credit_s
         self._max_candidates = routing.max_candidates
+        self._adapter_load_s = float(routing.adapter_load_s)
         self.cache_truth = CacheTruth(cache, fleet, self.index)
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
         self._fleet = fleet
@@ -99,12 +100,16 @@ class Placement:
         if truth.special:
             levels = truth.levels(levels, prompt)
         ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
-        pool = self._pool(workers, not tried)
+        loaded = self._fleet.adapters.get(model) if model is not None and self._fleet.adapters else None
+        if loaded is None or (blocks and self._policy_name == "warm"):
+            pool = self._pool(workers, not tried)
+        else:  # nothing that a load time could be added to decides
+            pool = self._pool(tuple([worker for worker in workers if loaded & worker.bit]) or workers, False)
         hint = None if session is None else self._hinted(session, pool)
         q = Question(pool, levels, ring_key, hint, now_s)
         q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
-        self._price(q, prompt.prompt_tokens, weight)
+        self._price(q, prompt.prompt_tokens, weight, loaded)
         place, reason = self._policy.pick(q, self._view)
         if tried:
             reason = "retry"
@@ -239,6 +244,10 @@ class Placement:
         self._calibration.restarted(worker)
         self.cache_truth.restarted(worker)
 
+    def reloaded(self, worker: Worker) -> None:
+        self.index.forget(worker.slot)
+        self.cache_truth.speculation.forget(worker.slot)
+
     def retold(self, worker: Worker) -> None:
         self._calibration.retold(worker)
         self.cache_truth.retold(worker)
@@ -273,8 +282,8 @@ class Placement:
         worker = None if worker_id is None else self._fleet.get(worker_id)
         return worker if worker is not None and pool.mask & worker.bit else None
 
-    def _price(self, q: Question, prompt_tokens: int, weight: float) -> None:
-        """Fills in the candidates and what each would cost."""
+    def _price(self, q: Question, prompt_tokens: int, weight: float, loaded: int | None) -> None:
+        """Fills in the candidates and what each would cost. `loaded`: the slots that have the LoRA adapter asked for."""
         workers, load = q.pool.workers, self.load
         if len(workers) <= self._max_candidates:
             note_matches(workers, q.levels)
@@ -282,12 +291,17 @@ class Placement:
         else:
             size = float(len(self._fleet))
             peers = load.arrivals / size, load.busy_s / size
-            q.candidates = shortlist(q, self._view, self._max_candidates)
+            q.candidates = shortlist(q, self._view, self._max_candidates, loaded or 0)
             nominee = q.nominee
             if nominee is not None and nominee not in q.candidates:
                 nominee.matched_blocks = held_blocks(nominee, q.levels, 0)
                 q.candidates.append(nominee)
         q.priced = price(q.candidates, prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
+        if loaded is not None:
+            for worker, row in zip(q.candidates, q.priced, strict=True):
+                if not loaded & worker.bit:
+                    row.cost_s += self._adapter_load_s
+                    row.bid_s += self._adapter_load_s
         if q.hint is not None:
             q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 

@@ -187,8 +187,10 @@ class WorkerReport:
     lifecycle: Lifecycle
     reported_at_s: float  # monotonic clock of the router
     models: tuple[str, ...] | None = None
-    adapters: tuple[str, ...] | None = None  # names among the models that are LoRA adapters
-    loaded_adapters: tuple[str, ...] | None = None  # those in the engine's memory now
+    # LoRA adapters among the models: NAME, or NAME@VERSION where other weights can come under the same name. The text is
+    # what chains of their prompts are rooted in, behind the base model's name, on both sides.
+    adapters: tuple[str, ...] | None = None
+    loaded_adapters: tuple[str, ...] | None = None  # names of those in the engine's memory now
     block_tokens: int | None = None
     capacity_tokens: int | None = None
     running: int | None = None

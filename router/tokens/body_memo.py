@@ -18,7 +18,7 @@ from router.core.types import KeyForm
 from router.errors import InvalidField
 from router.tokens.book import TokenizerBook
 from router.tokens.byte_memo import ByteMemo
-from router.tokens.direct_keys import preamble_of, root_of, token_estimate
+from router.tokens.direct_keys import Namespaces, in_namespace, preamble_of, root_of, token_estimate
 from router.tokens.memo import PrefixMemo, Span, keys_up_to
 from router.wire.chat_text import chat_text
 from router.wire.openai_request import CALL_FIELDS, ChatPrompt, Family, KeyedText, ModelCall, checked_messages, read_fields
@@ -78,11 +78,14 @@ class BodyMemo:
     nowhere else, and the fields of both parts together are those of the body.
     """
 
-    def __init__(self, memo: PrefixMemo, texts: ByteMemo, book: TokenizerBook, seed: int) -> None:
+    def __init__(
+        self, memo: PrefixMemo, texts: ByteMemo, book: TokenizerBook, seed: int, namespaces: Namespaces
+    ) -> None:  # fmt: skip
         self._memo = memo
         self._texts = texts
         self._book = book
         self._seed = seed
+        self._namespaces = namespaces
         self._mark = secrets.token_hex(16)
         self._opening = f'{{"messages":["{self._mark}",'.encode()
         self._closing = f'"{self._mark}"]}}'.encode()
@@ -126,9 +129,10 @@ class BodyMemo:
         fields["messages"] = messages + tail["messages"]
         call = read_fields(Family.CHAT, fields, session_header)
         prompt = call.prompt
-        if not isinstance(prompt, ChatPrompt) or self._book.for_model(call.model) is not None:
+        named = in_namespace(call, self._namespaces)
+        if not isinstance(prompt, ChatPrompt) or self._book.for_model(named.model) is not None:
             return call
-        root = root_of(call, KeyForm.TEXT)
+        root = root_of(named, KeyForm.TEXT)
         data = chat_text(prompt.messages, preamble_of(prompt)).encode("utf-8", "surrogatepass")
         keys = self._texts.chain(data, root)
         kept = {name: head[name] for name in CALL_FIELDS if name in head}

@@ -10,6 +10,7 @@ from router.wire.chat_text import chat_text
 from router.wire.openai_request import ChatPrompt, KeyedText, ModelCall, RawPrompt, TextPrompt, TokenPrompt
 
 BYTES_PER_TOKEN = 4  # of English, where no tokenizer tells
+Namespaces = dict[str, tuple[str, str]]  # name of a LoRA adapter → its base model, its text, see WorkerReport.adapters
 RAW_BYTES = 512 * 1024  # of a body too large to be parsed; its hashing blocks the loop 0.6 ms
 
 
@@ -64,6 +65,14 @@ def preamble_of(prompt: ChatPrompt) -> list[tuple[str, Any]]:
 
 def token_estimate(text_bytes: int) -> int:
     return text_bytes // BYTES_PER_TOKEN + 1
+
+
+def in_namespace(call: ModelCall, namespaces: Namespaces) -> ModelCall:
+    """The call as one to the base model with an adapter, where it names an adapter as its model."""
+    if not namespaces or call.model is None or call.model not in namespaces:
+        return call
+    base, adapter = namespaces[call.model]
+    return call._replace(model=base, adapter=adapter if call.adapter is None else f"{adapter} {call.adapter}")
 
 
 def root_of(call: ModelCall, form: KeyForm) -> int:

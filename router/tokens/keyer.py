@@ -10,7 +10,7 @@ from router.tokens.asking import Asking
 from router.tokens.body_memo import BodyMemo
 from router.tokens.book import TokenizerBook
 from router.tokens.byte_memo import ByteMemo
-from router.tokens.direct_keys import direct_keys, root_of
+from router.tokens.direct_keys import Namespaces, direct_keys, in_namespace, root_of
 from router.tokens.encode_lanes import EncodeLanes
 from router.tokens.key_sources import KeySource, KeySources, ModelKeys, ShapeKeys
 from router.tokens.keying import DeepKeying, IsHeld, Keying, TailBounds, count_keys
@@ -24,9 +24,14 @@ class Keyer:
     """Makes the keys of calls, on the event loop only. `close` ends its threads.
 
     `min_blocks` leading blocks are made whether or not anyone holds them: those that choose homes on the ring.
+    `namespaces` is read as it is at each call: names of LoRA adapters, whose prompts are tokenised as those of the base
+    model and rooted in it and the adapter's text (`Fleet.namespaces`).
     """
 
-    def __init__(self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16) -> None:
+    def __init__(
+        self, settings: TokenSettings, book: TokenizerBook, stats: Stats, min_blocks: int = 16,
+        namespaces: Namespaces | None = None,
+    ) -> None:  # fmt: skip
         self.memo = PrefixMemo(settings.memo_bytes)
         self.bounds = TailBounds(settings.max_pending_tails, stats)
         self.sources = KeySources(book)
@@ -36,7 +41,8 @@ class Keyer:
         self._lanes = EncodeLanes(settings.tokenizer_threads)
         self._seed = secrets.randbits(64)
         self._bytes = ByteMemo(self.memo, self._seed)
-        self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed)
+        self._namespaces: Namespaces = {} if namespaces is None else namespaces
+        self._bodies = BodyMemo(self.memo, self._bytes, book, self._seed, self._namespaces)
         self._asked = AskedKeys(self.memo, self._seed, self.asking, stats, min_blocks)
         self._settings = settings
 
@@ -54,7 +60,7 @@ class Keyer:
         `is_held(keys)` tells whether any worker holds all of these leading blocks; where none does, nothing behind
         them can matter to a choice. It must not keep the array. Never raises: what cannot be keyed says why.
         """
-        keying = self._start(call, is_held)
+        keying = self._start(in_namespace(call, self._namespaces), is_held)
         if not isinstance(keying, AskedKeying):
             count_keys(self._stats, keying.keys)
         return keying

@@ -110,6 +110,9 @@ class ParityWatch:
         for parity in self.models.values():
             parity.restarted(worker.id)
 
+    def reloaded(self, worker: Worker) -> None:
+        """Other weights, the same tokens."""
+
     def retold(self, worker: Worker) -> None:
         for parity in self.models.values():
             parity.is_open = True

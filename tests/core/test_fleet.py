@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from router.core.fleet import MAX_CACHED_SETS, Fleet, FleetChange, Worker
+from router.core.fleet import MAX_CACHED_SETS, Fleet, FleetChange, Worker, adapter_name
 from router.core.types import Lifecycle, Truth, WorkerId
 from router.errors import InvalidField, ModelNotFound, NoWorker
 from router.settings import EngineSpec, FleetSettings
@@ -27,6 +27,9 @@ class Watcher:
 
     def restarted(self, worker: Worker) -> None:
         self.heard.append(("restarted", worker.id))
+
+    def reloaded(self, worker: Worker) -> None:
+        self.heard.append(("reloaded", worker.id))
 
     def retold(self, worker: Worker) -> None:
         self.heard.append(("retold", worker.id))
@@ -266,3 +269,71 @@ def test_prediction_means_follow_what_engines_report() -> None:
     assert worker.predicted_tokens_mean == pytest.approx(100 * 0.05 * 0.95)
     assert worker.actual_tokens_mean == pytest.approx(60 * 0.05 * 0.95 + 40 * 0.05)
     assert worker.error_tokens_mean == pytest.approx(40 * 0.05 * 0.95 + 40 * 0.05)
+
+
+def lora_fleet(*told: tuple[tuple[str, ...], tuple[str, ...]]) -> Fleet:
+    """Ready workers that serve model m and these adapters, with those loaded."""
+    fleet = ready_fleet(len(told))
+    for worker, (adapters, loaded) in zip(fleet.workers, told, strict=True):
+        names = tuple(text.partition("@")[0] for text in adapters)
+        fleet.apply(report(worker, 1.0, models=("m", *names), adapters=adapters, loaded_adapters=loaded), 1.0)
+    return fleet
+
+
+def test_requests_for_an_adapter_go_to_workers_that_serve_it() -> None:
+    """Whether it is loaded or only can be; 404 where nobody has it. Its chains are rooted in base and version."""
+    fleet = lora_fleet((("legal@v1",), ("legal",)), ((), ()), (("legal@v1", "med"), ()))
+    assert [worker.slot for worker in fleet.candidates("legal")] == [0, 2]
+    assert [worker.slot for worker in fleet.candidates("med")] == [2]
+    assert [worker.slot for worker in fleet.candidates("m")] == [0, 1, 2]
+    with pytest.raises(ModelNotFound):
+        fleet.candidates("tax")
+    assert fleet.adapters == {"legal": 0b001, "med": 0}
+    assert fleet.namespaces == {"legal": ("m", "legal@v1"), "med": ("m", "med")}
+    assert fleet.models() == ("m", "legal", "med")
+
+
+def test_adapters_are_loaded_and_unloaded() -> None:
+    """A report that does not know what is loaded changes nothing; a removed worker has nothing loaded."""
+    fleet = lora_fleet((("a", "b"), ("a",)), (("a",), ("a@1",)))
+    assert fleet.adapters == {"a": 0b11, "b": 0}
+    worker = fleet.workers[0]
+    fleet.apply(report(worker, 2.0, models=("m", "a", "b"), loaded_adapters=("b", "unheard")), 2.0)
+    assert fleet.adapters == {"a": 0b10, "b": 0b01}
+    fleet.apply(report(worker, 3.0, models=("m", "a", "b")), 3.0)
+    assert fleet.adapters == {"a": 0b10, "b": 0b01}
+    fleet.remove(worker.id)
+    assert (fleet.adapters, fleet.namespaces) == ({"a": 0b10}, {"a": ("m", "a")})
+    fleet.remove(fleet.workers[0].id)
+    assert not fleet.adapters and not fleet.namespaces
+
+
+@pytest.mark.parametrize(
+    ("text", "models", "name"),
+    [
+        ("legal", ("m", "legal"), "legal"),
+        ("legal@v2", ("m", "legal"), "legal"),
+        ("legal@3", ("m", "legal@3"), "legal@3"),
+        ("legal@3@v2", ("m", "legal@3"), "legal@3"),
+        ("@odd", ("m",), "@odd"),
+    ],
+)
+def test_names_of_adapters(text: str, models: tuple[str, ...], name: str) -> None:
+    """NAME or NAME@VERSION, where names may hold an @ themselves (new weights under a new name)."""
+    assert adapter_name(text, models) == name
+
+
+def test_a_reloaded_adapter_voids_what_it_left() -> None:
+    """Other weights under the same name: its watchers hear of it, requests in flight leave nothing, its chains get a new
+    root; a new adapter or one that goes is no reload. What the operator says of the base model holds."""
+    fleet = Fleet(FleetSettings())
+    worker = fleet.add(spec(1, model="mine"), 0.0)
+    watcher = Watcher()
+    fleet.watch(watcher)
+    for at_s, adapters in enumerate([("a@1",), ("a@1", "b"), ("a@2", "b"), ("b",)]):
+        changes = fleet.apply(report(worker, float(at_s), models=("other", "a", "b"), adapters=adapters), 0.0)
+        assert [change.what for change in changes if change.what == "adapters"] == ["adapters"]
+        if at_s == 2:
+            assert fleet.namespaces["a"] == ("mine", "a@2")
+    assert worker.life == 1 and [what for what, _ in watcher.heard].count("reloaded") == 1
+    assert fleet.candidates("b") == (worker,) and fleet.models() == ("mine", "b")

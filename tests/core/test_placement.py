@@ -356,6 +356,57 @@ def test_equal_workers_share_a_load_without_prefixes() -> None:
     assert len(counts) == 4 and min(counts.values()) > 40
 
 
+def lora_world(count: int, loaded: Sequence[int], **routing: Any) -> World:
+    """Workers that all can serve adapter "legal", in the engine's memory on some."""
+    world = World(count=count, prefill_tokens_per_s=1000.0, **routing)
+    for worker in world.fleet.workers:
+        names = ("legal",) * (worker.slot in loaded)
+        told = report(worker, 1.0, models=("m", "legal"), adapters=("legal@1",), loaded_adapters=names)
+        world.fleet.apply(told, 1.0)
+    return world
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("keys", [prompt(range(9)), PromptKeys(chain([]), 200, KeyForm.NONE)], ids=["keyed", "unkeyed"])
+def test_workers_that_have_the_adapter_loaded_come_first(policy: str, keys: PromptKeys) -> None:
+    """Others only where none has; requests for the base model are not concerned."""
+    world = lora_world(4, [2], policy=policy)
+    for _ in range(3):
+        assert world.serve(keys, model="legal").worker.slot == 2
+    world.fleet.drain(world.fleet.workers[2].id)
+    assert world.serve(keys, model="legal").worker.slot != 2
+    if policy != "warm":
+        assert len({world.choose(prompt([n, *range(8)])).worker.slot for n in range(40)}) == 3
+
+
+def test_an_adapter_is_loaded_elsewhere_when_its_worker_drowns() -> None:
+    """Loading costs a time that a queue can outweigh: a hot adapter spreads."""
+    world = lora_world(2, [0], adapter_load_s=0.5)
+    leases = [world.choose(prompt([n, *range(8)]), model="legal") for n in range(20)]
+    assert {lease.worker.slot for lease in leases[:3]} == {0}
+    assert {lease.worker.slot for lease in leases} == {0, 1}
+
+
+def test_a_large_fleet_lists_workers_that_have_the_adapter() -> None:
+    """The few that have it among a thousand are always priced, as far as there are places."""
+    world = lora_world(100, [40, 41, 97])
+    for number in range(10):
+        assert world.serve(prompt([number, 2, 3]), model="legal").worker.slot in (40, 41, 97)
+    world = lora_world(100, range(50), max_candidates=8)
+    assert len(world.serve(prompt([1, 2]), model="legal").decision.priced) <= 8
+
+
+def test_a_reloaded_adapter_leaves_no_blocks() -> None:
+    """Other weights under its name: what was computed with the old ones is no hit, nor what is being computed."""
+    world = lora_world(1, [0])
+    world.serve(prompt(range(8)), model="legal")
+    lease = world.choose(prompt(range(12)), model="legal")
+    world.fleet.apply(report(world.fleet.workers[0], 200.0, models=("m", "legal"), adapters=("legal@2",)), 200.0)
+    world.placement.extend(lease, prompt(range(20)))
+    world.finish(lease, Usage(324, 128, 1))
+    assert world.held(prompt(range(8))) == 0
+
+
 events = st.tuples(
     st.sampled_from(["choose"] * 4 + ["first", "finish", "finish", "fail", "extend", "restart", "down", "remove", "add"]),
     st.integers(0, 30),

@@ -60,7 +60,7 @@ RARE = ("messages",)
 
 def memo_of(size: int = 2**20, book: TokenizerBook = NO_BOOK) -> tuple[BodyMemo, PrefixMemo]:
     prefixes = PrefixMemo(size)
-    return BodyMemo(prefixes, ByteMemo(prefixes, 1), book, 7), prefixes
+    return BodyMemo(prefixes, ByteMemo(prefixes, 1), book, 7, {}), prefixes
 
 
 def outcome(read: Callable[[], ModelCall]) -> tuple[Any, ...]:
@@ -308,7 +308,22 @@ def test_models_with_a_tokenizer_are_read_as_before(tmp_path: Path) -> None:
         assert call == read_whole(body)
         assert isinstance(call.prompt, ChatPrompt)
     assert prefixes.used_bytes == 0
+    adapter = orjson.dumps({"model": "legal", "messages": turns(20)})
+    of_base = BodyMemo(prefixes, ByteMemo(prefixes, 1), book, 7, {"legal": ("words", "legal")})
+    assert of_base.read(adapter, None) == read_whole(adapter), "the adapter's prompts are tokenised as the base model's"
     assert is_known(memo, chat(turns(20)))
+
+
+async def test_adapters_have_the_keys_of_bodies_read_whole() -> None:
+    """Long and short bodies of one conversation are rooted alike, in the base model and the adapter."""
+    keyer = Keyer(TokenSettings(), NO_BOOK, Stats(), 4, {"m": ("base", "m@1")})
+    body = chat(turns(20))
+    call = keyer.read(PATH, body, None)
+    assert isinstance(call.prompt, KeyedText) and call.model == "m"
+    whole = keyer.start(read_whole(body), lambda keys: True).keys
+    assert keyer.start(call, lambda keys: True).keys == whole
+    assert whole.keys != Keyer(TokenSettings(), NO_BOOK, Stats()).start(read_whole(body), lambda keys: True).keys.keys
+    keyer.close()
 
 
 @pytest.mark.parametrize(("path", "known"), [(PATH, True), ("/chat/completions?x=1", True), ("/v1/messages", False)])

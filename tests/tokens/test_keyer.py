@@ -286,6 +286,23 @@ async def test_namespaces_do_not_share_keys(keyer: Keyer) -> None:
     assert len({key for keys in chains for key in keys}) == sum(map(len, chains))
 
 
+async def test_adapters_are_rooted_in_base_and_version(book: TokenizerBook) -> None:
+    """Tokenised as the base model is; the chain's root has the base, the adapter and its version, as the sidecar's has."""
+    namespaces = {"legal": ("words", "legal@v1")}
+    keyer = Keyer(LIMITS, book, Stats(), 4, namespaces)
+    messages = [{"role": "user", "content": "the quick brown fox " * 20}]
+    ids = KINDS["words"].encode(rendered(messages), add_special_tokens=False).ids
+    for version in ("legal@v1", "legal@v2"):
+        namespaces["legal"] = ("words", version)
+        keys = keyer.start(chat("legal", messages), lambda keys: True).keys
+        assert keys.form is KeyForm.TOKENS
+        assert keys.keys == chain(tokens_le(ids), root("words", version, None, KeyForm.TOKENS))
+    salted = keyer.start(chat("legal", messages, lora_path="x"), lambda keys: True).keys
+    plain = keyer.start(chat("words", messages), lambda keys: True).keys
+    assert len({*keys.keys, *salted.keys, *plain.keys}) == 3 * len(plain.keys)
+    keyer.close()
+
+
 async def test_after_close_nothing_is_begun(keyer: Keyer) -> None:
     """A tail given to a closed keyer is never finished."""
     keying = keyer.start(chat("words", [{"role": "user", "content": prose(random.Random(1), 30_000)}]), lambda keys: False)
