@@ -34,7 +34,7 @@ async def test_two_routers_see_what_one_sidecar_tells(redis: RedisServer) -> Non
         await comes_right(sidecar, one, two, within_s=1.0)
         assert one.picture.lost_workers == [(gone.worker, "it is not watched any more")]
         assert one.follower.stale_s is not None and one.follower.stale_s < 1.0
-        assert not one.follower.waiting_for_snapshots
+        await eventually(lambda: not one.follower.waiting_for_snapshots, 1.0)
 
 
 async def test_a_router_that_starts_loads_a_large_cache_fast(redis: RedisServer) -> None:
