@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 READY_S = 10.0
-STOP_S = 5.0
 
 
 def binary() -> str:
@@ -69,7 +68,7 @@ class RedisServer:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 0.5):
                 return
             time.sleep(0.01)
-        self.stop()
+        self.kill()
         raise RuntimeError(f"redis-server did not start:\n{(self.folder / f'redis-{self.port}.log').read_text('utf-8')}")
 
     def _command(self) -> list[str]:
@@ -96,17 +95,6 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
-    def stop(self) -> None:
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
-
 
 @contextlib.contextmanager
 def redis_server(*options: str) -> Iterator[RedisServer]:
@@ -117,4 +105,4 @@ def redis_server(*options: str) -> Iterator[RedisServer]:
         try:
             yield server
         finally:
-            server.stop()
+            server.kill()

@@ -88,7 +88,7 @@ class Outbox:
         elif delta.seq != self._heard + 1:
             self._leave_gap(now_s)
         self._heard = delta.seq
-        blocks = count_blocks(delta.changes)
+        blocks = weight(delta.changes)
         if self._blocks + blocks > self._max_blocks:
             self._drop(blocks, now_s)
             return
@@ -141,7 +141,7 @@ class Outbox:
                 return
             self.seq += 1
             self._deltas_since_snapshot += 1
-            self.entries.append(Entry(self.seq, data, count_blocks(group)))
+            self.entries.append(Entry(self.seq, data, weight(group)))
         if self._deltas_since_snapshot >= self._max_deltas // 2:  # well before Redis trims those behind the last one
             self.want_snapshot(now_s)
 
@@ -206,6 +206,11 @@ class Outbox:
             self.report_is_new = True  # it tells readers so
         self.snapshot_due_s = NEVER_S
         self._deltas_since_snapshot = self.seq - snapshot.seq
+
+
+def weight(changes: Sequence[CacheChange]) -> int:
+    """Blocks, and one for each change, as those without blocks take room too."""
+    return count_blocks(changes) + len(changes)
 
 
 def groups(changes: Sequence[CacheChange]) -> list[tuple[CacheChange, ...]]:

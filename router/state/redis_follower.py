@@ -40,14 +40,19 @@ class RedisFollower:
         listener: StateListener,
         health: RedisHealth,
         clock: Callable[[], float] = time.monotonic,
+        is_own: Callable[[WorkerId], bool] = lambda worker: False,
     ) -> None:
-        """Connects nowhere yet. `clock` stamps the reports. Raises SettingsError for an unreadable TLS file."""
+        """Connects nowhere yet. `clock` stamps the reports. Raises SettingsError for an unreadable TLS file.
+
+        `is_own` names the workers that this process hears of without Redis; nothing is read of them.
+        """
         self.counts = FollowCounts()
         self.health = health
         self._settings = settings
         self._max_workers = fleet.max_workers
         self._listener = listener
         self._clock = clock
+        self._is_own = is_own
         self._link = RedisLink(settings, health, PART, clock)
         self._keys = Keys(settings.pool_name)
         self._lanes = [Lane(number, self._keys, listener, self.counts, fleet.report_ttl_s, clock()) for number in range(LANES)]
@@ -128,6 +133,8 @@ class RedisFollower:
         now_s = self._clock()
         self._registry_at_s = now_s + REGISTRY_S
         self._registered = set()
+        # some of those that are known may not be listed any more, so twice as many can be there for a while
+        room = 2 * self._max_workers - sum(len(lane.feeds) for lane in self._lanes)
         for name in answer:
             try:
                 worker = WorkerId(name.decode())
@@ -135,7 +142,9 @@ class RedisFollower:
                 self.counts.bad_messages += 1
                 continue
             self._registered.add(worker)
-            self._hurries |= self._lanes[lane_of(worker)].add(worker, now_s)
+            if room > 0 and not self._is_own(worker) and self._lanes[lane_of(worker)].add(worker, now_s):
+                room -= 1
+                self._hurries = True
         self._cleans = True
 
     async def _load_snapshots(self) -> None:

@@ -115,7 +115,7 @@ class RedisHealth:
         kind = kind_of(error)
         if kind == "timeout":
             return f"no answer within {self._timeout_s:g} s"
-        text = str(error).partition(", with args")[0][:MAX_WORDS] or type(error).__name__
+        text = str(error).partition(", with args")[0][:MAX_WORDS].rstrip(". ") or type(error).__name__
         for secret in (self._address.password, self._address.sentinel_password):
             text = text.replace(secret, MASK) if secret else text
         if kind == "auth":

@@ -1,6 +1,7 @@
 """Exchanges with Redis: commands by lane in, their answers out, within a deadline. Nothing is raised, all is counted."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -61,8 +62,9 @@ class RedisLink:
         return self._nodes.serving(lane)
 
     async def close(self) -> None:
-        async with asyncio.timeout(self._timeout_s):
-            await self._nodes.close()
+        with contextlib.suppress(*LINK_ERRORS):
+            async with asyncio.timeout(self._timeout_s):
+                await self._nodes.close()
 
     async def _ask(
         self, client: "Redis", lanes: list[int], plan: Mapping[int, Sequence[Command]], answers: dict[int, list[Any]]

@@ -105,8 +105,14 @@ class RedisLoads:
             is_full = self._clock() >= full_at_s
             if is_full:
                 full_at_s = self._clock() + FULL_S
-            load = self._next_load(is_full)
-            if load is not None and not await self._tell(load):
+            try:
+                load = self._next_load(is_full)
+                works = load is None or await self._tell(load)
+            except Exception:
+                works = False
+                self.surprises += 1
+                LOG.exception("surprise while telling the load of this router")
+            if not works:
                 await asyncio.sleep(RETRY_S)
 
     def _next_load(self, is_full: bool) -> RouterLoad | None:
@@ -142,6 +148,9 @@ class RedisLoads:
                 await self._hear()
             except LINK_ERRORS as error:
                 self._health.bad(HEARING, error)
+            except Exception:
+                self.surprises += 1
+                LOG.exception("surprise while hearing the loads of other routers")
             await asyncio.sleep(RETRY_S)
 
     async def _hear(self) -> None:

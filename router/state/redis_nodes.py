@@ -66,7 +66,7 @@ def client_options(address: RedisAddress, settings: StateSettings) -> dict[str, 
             "ssl_certfile": readable("redis_cert_file", settings.redis_cert_file),
             "ssl_keyfile": readable("redis_key_file", settings.redis_key_file),
         }
-        options |= {"ssl": True, **{name: path for name, path in files.items() if path}}
+        options |= {"ssl": True, "ssl_check_hostname": True, **{name: path for name, path in files.items() if path}}
     return options
 
 

@@ -85,7 +85,10 @@ class RedisPublisher:
         try:
             while not self._finishing:
                 began_s = self._clock()
-                await self._round()
+                try:
+                    await self._round()
+                except Exception:
+                    LOG.exception("surprise while writing the state to Redis")
                 rest_s = self._settings.state_interval_s - (self._clock() - began_s)
                 await asyncio.sleep(max(rest_s, SHORTEST_PAUSE_S))
             await self._round()

@@ -51,12 +51,12 @@ class SidecarProcess:
 class RouterProcess:
     """A follower, a load board, and what they tell."""
 
-    def __init__(self, settings: StateSettings, name: str = "router", max_workers: int = 1024) -> None:
+    def __init__(self, settings: StateSettings, name: str = "router", max_workers: int = 1024, own: str = "") -> None:
         self.health = RedisHealth(parse_redis(settings.redis), settings.redis_timeout_s)
         self.picture = Picture()
         self.own_loads: dict[WorkerId, tuple[int, int]] = {}
         fleet = FleetSettings(max_workers=max_workers)
-        self.follower = RedisFollower(settings, fleet, self.picture, self.health)
+        self.follower = RedisFollower(settings, fleet, self.picture, self.health, is_own=lambda worker: worker == own)
         self.loads = RedisLoads(settings, name, lambda w: self.own_loads.get(w, (0, 0)), self.picture, self.health)
 
     async def run(self) -> None:

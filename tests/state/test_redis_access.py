@@ -110,7 +110,7 @@ def watched_masters(tmp_path: Path) -> Iterator[tuple[RedisServer, int]]:
             sentinel=f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
             "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 3000\n",
         )
-        stack.callback(sentinel.stop)
+        stack.callback(sentinel.kill)
         sentinel.start()
         yield master, sentinel.port
 

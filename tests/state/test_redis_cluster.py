@@ -88,7 +88,7 @@ async def test_a_pool_in_a_cluster(cluster: list[RedisServer], caplog: pytest.Lo
         await eventually(lambda: not any(process.health.is_lost for process in (sidecar, *routers)), 4.0)
 
         cluster[2].kill()
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.5)
         assert all(process.health.is_lost for process in (sidecar, *routers))
         cluster[2].start()
         await comes_right(sidecar, *routers, within_s=5.0)

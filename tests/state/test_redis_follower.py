@@ -34,7 +34,7 @@ async def test_two_routers_see_what_one_sidecar_tells(redis: RedisServer) -> Non
         await comes_right(sidecar, one, two, within_s=1.0)
         assert one.picture.lost_workers == [(gone.worker, "it is not watched any more")]
         assert one.follower.stale_s is not None and one.follower.stale_s < 1.0
-        assert not one.follower.waiting_for_snapshots
+        await eventually(lambda: not one.follower.waiting_for_snapshots, 1.0)
 
 
 async def test_a_router_that_starts_loads_a_large_cache_fast(redis: RedisServer) -> None:
@@ -86,6 +86,29 @@ async def test_the_registry_is_cleaned_of_the_long_gone(redis: RedisServer) -> N
             now_s[0] = 12.5
             await eventually(lambda: not client.zscore(workers, "beyond") or client.zcard(workers) == 2, 2.0)
         assert client.zscore(workers, "gone") is None and follower.counts.bad_messages > 0
+
+
+async def test_own_workers_are_left_out(redis: RedisServer) -> None:
+    """What a router hears of directly it does not read."""
+    settings = state_of(redis)
+    sidecar, router = SidecarProcess(settings, "a", "b"), RouterProcess(settings, own="a")
+    async with running(sidecar, router):
+        await eventually(lambda: WorkerId("b") in router.picture.keys, 2.0)
+        await asyncio.sleep(0.3)
+        assert set(router.picture.reports) == {WorkerId("b")}
+
+
+async def test_workers_are_bounded(redis: RedisServer) -> None:
+    """However many names the registry gets: those announced last, and those that are still known."""
+    settings = state_of(redis)
+    router = RouterProcess(settings, max_workers=2)
+    workers = Keys(settings.pool_name).workers
+    with admin(redis) as client:
+        async with running(router.follower):
+            for number in range(40):
+                client.zadd(workers, {f"w{number}": number})
+                await asyncio.sleep(0.03)
+                assert sum(len(lane.feeds) for lane in router.follower._lanes) <= 4
 
 
 async def test_not_caught_up_where_there_is_no_redis() -> None:

@@ -111,6 +111,7 @@ def test_staleness_is_since_the_last_good_exchange() -> None:
         (OutOfMemoryError("maxmemory"), "it takes no writes (maxmemory)"),
         (ReadOnlyError("replica"), "it takes no writes (replica)"),
         (ConnectionError(), "ConnectionError"),
+        (ConnectionError("Connection closed by server."), "Connection closed by server"),
         (ResponseError("unknown command 'AUTH', with args beginning with: 'u' 'hidden'"), "unknown command 'AUTH'"),
         (ResponseError("it is hidden in here"), "it is *** in here"),
     ],

@@ -112,6 +112,17 @@ async def test_a_silent_channel_is_begun_anew(redis: RedisServer, monkeypatch: p
         await eventually(lambda: one.health.errors["timeout"] > 0, 3.0)
 
 
+async def test_a_fault_of_the_router_ends_nothing(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A load that cannot be told, and one that cannot be found out."""
+    one = RouterProcess(state_of(redis), "1")
+    async with running(one) as tasks:
+        one.put_load("a", -1, 0)
+        await eventually(lambda: one.loads.surprises == 1, 1.0)
+        one.put_load("a", 1, 0)
+        await eventually(lambda: one.loads.told >= 2, 2.0)
+        assert not any(task.done() for task in tasks)
+
+
 async def test_a_fault_of_the_listener_ends_nothing(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged and counted."""
     settings = state_of(redis)
