@@ -1,14 +1,14 @@
 # make demo [ONCE=1]   two real llama.cpp engines, the router, conversations through the openai SDK, a table
 # make test            format, lint, types, then all tests (what CI runs)
-# make check           format, lint and types only
-# make bench           router (compiled), nginx and other LLM routers side by side
-# make compiled        the package as users install it, request path compiled, in .cache/compiled
-# make format          rewrite files into the one format; also renews the settings table of the README
 # make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
 # make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
 # make test-triton     Triton's own server with a Python model and the router (240 MB, 20 seconds; needs libpython of that version)
 # make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang and
 #                      golden-triton likewise
+# make check           format, lint and types only
+# make bench           router (compiled), nginx and other LLM routers side by side
+# make compiled        the package as users install it, request path compiled, in .cache/compiled
+# make format          rewrite files into the one format; also renews the settings table of the README
 # make clean           remove caches and build leftovers; `make distclean` also the virtual environment
 #
 # Needs Python >= 3.11 and a C toolchain. Everything is installed into .venv, once.

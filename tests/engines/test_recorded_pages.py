@@ -57,7 +57,7 @@ def test_sglang_page() -> None:
     """The metrics page says the same where /v1/loads is missing, and the page size with it."""
     loads, page = read_loads(recorded(SGLANG, "load", LOADS)), read_sglang_page(recorded(SGLANG, "load", "/metrics"))
     assert (page.capacity_tokens, page.block_tokens) == (loads.capacity_tokens, 16)
-    assert page.running and page.waiting and page.counters["sglang:num_requests_total"] > 0
+    assert page.running and page.waiting and any(page.counters.values())
 
 
 def test_sglang_info() -> None:
