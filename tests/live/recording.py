@@ -108,9 +108,9 @@ def under_load(engine: LocalEngine, path: str, bodies: Sequence[Any]) -> Iterato
 def seconds_until(holds: Callable[[], bool], deadline_s: float) -> float | None:
     """How long it took until `holds`, asked every 20 ms; None when it never did."""
     began = time.monotonic()
-    while (passed_s := time.monotonic() - began) < deadline_s:
+    while time.monotonic() - began < deadline_s:
         if holds():
-            return round(passed_s, 2)
+            return round(time.monotonic() - began, 2)
         time.sleep(0.02)
     return None
 

@@ -110,7 +110,7 @@ def launch_watched(options: EngineOptions, log: Path, record: Recording) -> Loca
     """Starts the engine on its given port and keeps what its health route answered meanwhile."""
     ready, seen = threading.Event(), list[str]()
     url = f"http://127.0.0.1:{options.port}"
-    watcher = threading.Thread(target=lambda: seen.extend(while_loading(url, "/health", ready)))
+    watcher = threading.Thread(target=lambda: seen.extend(while_loading(url, options.health_path, ready)))
     watcher.start()
     try:
         engine = launch(options, log, START_DEADLINE_S)
