@@ -31,7 +31,7 @@ class SharedPool:
         self.name = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self.health = RedisHealth(parse_redis(state.redis), state.redis_timeout_s)
         self.intake = PoolIntake(intake, fleet, time.monotonic, state.leftover_ttl_s)
-        self.follower = RedisFollower(state, settings.fleet, self.intake, self.health)
+        self.follower = RedisFollower(state, settings.fleet, self.intake, self.health, is_own=self.intake.watched.__contains__)
         self.loads = RedisLoads(state, self.name, self._load_of, self.intake, self.health)
         self._fleet = fleet
         self._placement = placement
