@@ -16,7 +16,7 @@ from router.core.event_index import EventIndex
 from router.core.fleet import Worker
 from router.core.types import WorkerId
 
-MAX_PIECE: Final = 2048  # blocks taken in at once: 1 to 2 ms compiled
+MAX_PIECE: Final = 1024  # blocks taken in at once: 1 ms compiled
 MAX_KEPT_DELTAS: Final = 64  # per worker
 MAX_KEPT_BLOCKS: Final = 1 << 20  # over all workers: 8 MiB
 MAX_PAST: Final = 8  # past generations remembered per worker
@@ -144,6 +144,10 @@ class CacheFeed:
             if blocks <= 0:
                 break
         return bool(self._busy)
+
+    def is_stuck(self) -> bool:
+        """Whether all that there is to do waits for the index to be swept."""
+        return all(feed.waits for feed in self._busy.values())
 
     def _follow(self, feed: Feed, generation: str) -> bool:
         """Whether this is the worker's generation, or a new one: then the old is gone at once."""

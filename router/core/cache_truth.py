@@ -69,10 +69,11 @@ class CacheTruth:
         ]
 
     def catch_up(self, now_s: float) -> bool:
-        """To be called every few milliseconds: goes on with what waits, for 2 ms at most. True: call again at once."""
+        """Goes on with what waits, for 1 ms or two; see `Placement.catch_up`."""
         self.speculation.expire(now_s)
-        self.events.sweep(SWEEP_PLACES)
         is_busy = self.feed.step()
+        if self.feed.is_stuck():
+            self.events.sweep(SWEEP_PLACES)
         self._share_bytes()
         return is_busy
 

@@ -179,7 +179,7 @@ class Placement:
         self._board = board
 
     def catch_up(self, now_s: float) -> bool:
-        """To be called every 20 ms or so: what is due, and 2 ms of what waits. True: call again at once."""
+        """To be called every 20 ms or so: does what is due, and 1 ms or two of what waits. True: call again at once."""
         return self.cache_truth.catch_up(now_s)
 
     # Questions.
