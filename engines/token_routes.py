@@ -1,7 +1,7 @@
 """How each engine kind is asked for the tokens of a prompt: the routes beside the API that tokenise and do not compute.
 
-Sources: vLLM 0.33 `/tokenize` and `/detokenize` (its tokenize protocol); SGLang `/v1/tokenize`, with `messages` in newer
-releases; llama.cpp's server README on `/apply-template`, `/tokenize`, `/detokenize`; TGI 3 `/tokenize`, `/chat_tokenize`.
+Sources: vLLM 0.32 `/tokenize`, `/detokenize` (its tokenize protocol); SGLang 0.5.23 `/v1/tokenize`, in older releases without
+`messages`; llama.cpp's server README on `/apply-template`, `/tokenize`, `/detokenize`; TGI 3 `/tokenize`, `/chat_tokenize`.
 The other kinds have no such route: what they count shows in `usage.prompt_tokens` only.
 """
 

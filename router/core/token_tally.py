@@ -1,5 +1,6 @@
 """How often an engine counts a prompt's tokens otherwise than they were counted for its keys: a moving share per worker."""
 
+from collections.abc import Container
 from typing import Final
 
 FADE: Final = 0.1  # weight of the newest prompt in a share: seven that differ in a row make a half
@@ -39,6 +40,12 @@ class TokenTally:
 
     def forget(self, worker: str) -> None:
         self.differences.pop(worker, None)
+
+    def keep(self, workers: Container[str]) -> None:
+        """Forgets all others: a request that outlives its worker counts for it once more."""
+        for worker in list(self.differences):
+            if worker not in workers:
+                self.forget(worker)
 
     def _agreed(self, worker: str) -> None:
         found = self.differences.get(worker)

@@ -82,6 +82,11 @@ class KeySources:
         """None for a model without a tokenizer."""
         return self._by_model.get(model or "", self.others)
 
+    def renew_others(self) -> None:
+        """Nobody serves unlisted names any more: what was found of them is void."""
+        if self.others is not None:
+            self.others = ModelKeys(self.others.entry)
+
     def put(self, model: str, keys: ModelKeys) -> None:
         self._by_model[model] = keys
 

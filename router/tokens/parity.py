@@ -85,8 +85,9 @@ class ModelParity:
             witness = before.pop(worker.id, None)
             known = witness is not None and witness.worker is worker
             self.witnesses[worker.id] = witness if witness is not None and known else Witness(worker)
-        for gone in before:
-            self._forget_counts(gone)
+        for _, keys in self.keys.shapes():
+            keys.counted.keep(self.witnesses)
+            keys.asked.keep(self.witnesses)
 
     def restarted(self, worker: WorkerId) -> None:
         """What it counted belongs to the life that ended; what it told stands until it was asked again."""
@@ -94,7 +95,9 @@ class ModelParity:
         if witness is not None:
             witness.counted.clear()
             witness.untold.clear()
-            self._forget_counts(worker)
+            for _, keys in self.keys.shapes():
+                keys.counted.forget(worker)
+                keys.asked.forget(worker)
             self.is_open = True
 
     def told(self, worker: WorkerId, verdicts: Mapping[Shape, Verdict]) -> None:
@@ -148,11 +151,6 @@ class ModelParity:
         return (
             f"it counts other tokens in {found.share:.0%} of the latest prompts, {found.there} for {found.here} of the last one"
         )
-
-    def _forget_counts(self, worker: WorkerId) -> None:
-        for _, keys in self.keys.shapes():
-            keys.counted.forget(worker)
-            keys.asked.forget(worker)
 
     def _tell(self, source: KeySource, shapes: Sequence[Shape], why: str) -> None:
         level = logging.WARNING if why else logging.INFO

@@ -149,6 +149,8 @@ class ParityWatch:
             parity = self.models.get(name) or self._new(name)
             if parity is not None:
                 parity.serve(workers)
+        if "" not in self.models:
+            self._sources.renew_others()
         self._name_alike()
 
     def _new(self, name: str) -> ModelParity | None:

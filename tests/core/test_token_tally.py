@@ -38,6 +38,15 @@ def test_agreement_leaves_no_trace() -> None:
     assert not tally.differences
 
 
+def test_workers_that_are_gone_are_forgotten() -> None:
+    """Only those that are there keep their shares."""
+    tally = TokenTally()
+    for worker in "abc":
+        tally.note(worker, 1, 2)
+    tally.keep({"b": 1})
+    assert list(tally.differences) == ["b"]
+
+
 @pytest.mark.parametrize(
     ("usage", "status", "expected"),
     [

@@ -1,7 +1,7 @@
 """engines.token_routes: what each kind is asked, and how its answers are read. Wire data made from the documentation.
 
-Not run against the engines here: vLLM (tokenize protocol of 0.33), SGLang (serving_tokenize) and TGI 3 (router/src/server.rs).
-llama.cpp's routes are tried against the real server in tests/e2e/test_token_parity.py.
+The answers have the shapes that vLLM 0.32.0 and SGLang 0.5.23 were seen to give; TGI's are those of its source only
+(router/src/server.rs of 3.x). llama.cpp's routes are tried against the real server in tests/e2e/test_token_parity.py.
 """
 
 import json

@@ -222,6 +222,21 @@ async def test_workers_that_list_no_models(tmp_path: Path) -> None:
     assert bench.watch.models[""].name == "any" and bench.watch.verdict_on(worker)[0] is False
 
 
+async def test_counts_of_names_that_nobody_lists(bench: Bench) -> None:
+    """They are compared where a worker lists none, and forgotten where there is no such worker."""
+    others = bench.sources.others
+    assert others is not None
+    worker = bench.add(TokenEngine(SAME))
+    for _ in range(20):
+        others.chat.counted.note(worker.id, 5, 6)
+    await bench.watch.round()
+    assert bench.source("anything") is KeySource.ENGINE
+    bench.tell(worker, models=("m",))
+    await bench.watch.round()
+    assert bench.source("anything") is KeySource.TOKENIZER
+    assert bench.sources.others is not None and not bench.sources.others.chat.counted.differences
+
+
 async def test_the_number_of_models_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond it models share the judgement of names that nobody lists."""
     monkeypatch.setattr(parity_watch, "MAX_MODELS", 2)
