@@ -105,9 +105,12 @@ class Site:
         self._root = parts.path.rstrip("/") + (f"?{parts.query}" if parts.query else "")
         self._timeout_s = timeout_s
         self._idle: list[HttpConnection] = []
+        self._is_closed = False
         self._headers = f"Host: {parts.netloc}\r\nAccept-Encoding: identity\r\nUser-Agent: warmline\r\n{headers}"
 
     def close(self) -> None:
+        """What is being asked ends; its connection is closed then."""
+        self._is_closed = True
         while self._idle:
             self._idle.pop().close()
 
@@ -147,7 +150,9 @@ class Site:
 
     async def _over(self, connection: HttpConnection, request: bytes, limit_bytes: int) -> tuple[int, dict[str, str], bytes]:
         content = await connection.ask(request, limit_bytes)
-        if connection.is_open:
+        if self._is_closed:
+            connection.close()
+        elif connection.is_open:
             connection.idle_since_s = asyncio.get_running_loop().time()
             self._idle.append(connection)
         return connection.status, connection.headers, content

@@ -27,8 +27,8 @@ class TooLarge(Exception):
 class HttpConnection(asyncio.Protocol):
     """Reads one answer of bounded size after each request.
 
-    A look at an engine costs the router 0.15 ms through this and 0.65 ms through aiohttp's client, and there are six a
-    second for each engine: with four engines that was a seventh of the cost of streaming 117 answers a second.
+    Through aiohttp's client a look at an engine cost the router half as much again: with six looks a second at each of four
+    engines it was a fifth of the CPU of streaming 117 answers a second.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,8 @@ class HttpConnection(asyncio.Protocol):
             raise
         finally:
             self._answer = None
-        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        pieces, self._pieces = self._pieces, []  # an idle connection holds no answer
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     # asyncio.Protocol
 

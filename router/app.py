@@ -15,7 +15,6 @@ import uvloop
 from aiohttp import web
 
 from engines.fetch import EngineHttp
-from engines.sidecar import process as sidecar
 from engines.sidecar.watch import watch
 from engines.token_routes import TokenRoutes, token_routes_of
 from router.admin.app import make_app
@@ -61,7 +60,7 @@ class Router:
         self.state = MemoryState(self.intake)
         self.shared: SharedPool | None = None
         if settings.state.redis:
-            self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self.remove_worker)
+            self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self._forget)
         self.overview = Overview(self.plane, self.parity, access_log, self.shared)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
@@ -76,20 +75,26 @@ class Router:
         worker = self.fleet.add(spec, time.monotonic())
         log.info("worker %s joins as %s", worker.id, worker.kind)
         if self.shared is not None:
-            self.shared.intake.watched.add(worker.id)
+            self.shared.intake.watch(worker.id)
         self._watches[worker.id] = self._group.create_task(
             watch(spec, self.settings.fleet, self.state.report, time.monotonic, self._fleet_size)
         )
 
     def remove_worker(self, worker_id: str) -> None:
-        """Forget a worker and all that is known of it; requests on it go on to their end."""
+        """Forget a worker and all that is known of it; requests on it go on to their end.
+
+        One that a sidecar reports stays away until it is added, or its sidecar was silent for a while.
+        """
+        if self.shared is not None:
+            self.shared.intake.drop(WorkerId(worker_id))
+        self._forget(worker_id)
+
+    def _forget(self, worker_id: str) -> None:
         worker = self.fleet.remove(worker_id)
         if worker is not None:
             watching = self._watches.pop(worker.id, None)  # None: a sidecar does
             if watching is not None:
                 watching.cancel()
-            if self.shared is not None:
-                self.shared.intake.watched.discard(worker.id)
             self.plane.forget_worker(worker.id)
             self.keyer.asking.forget(worker.id)
             if (http := self._token_https.pop(worker.id, None)) is not None:
@@ -208,15 +213,6 @@ def run(settings: Settings) -> int:
     finally:
         if access_log is not None:
             access_log.close()
-        handler.close()
-
-
-def run_sidecar(settings: Settings) -> int:
-    """Run a sidecar until SIGTERM or SIGINT; the exit status. Raises SettingsError for an unreadable TLS file."""
-    handler = setup_logging(settings.log, Stats())
-    try:
-        return sidecar.run(settings)
-    finally:
         handler.close()
 
 

@@ -150,7 +150,9 @@ def run_sidecar(arguments: argparse.Namespace) -> int:
         return complain("sidecar: name the engines to watch with --engine KIND=URL", 2)
     if not resolved.settings.state.redis:
         return complain("sidecar: name the Redis to publish to with --redis redis://HOST:PORT", 2)
-    from router.app import run_sidecar as run
+    if any(engine.weight != 1.0 for engine in resolved.settings.engines):
+        return complain("sidecar: weight= is for routers; a sidecar has no use for it", 2)
+    from router.sidecar import run
 
     return run(resolved.settings)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from router.core.cache_delta import CacheDelta, CacheSnapshot, RouterLoad
 from router.core.fleet import Fleet
@@ -11,6 +12,7 @@ from router.errors import SettingsError
 from router.settings import EngineSpec
 
 log = logging.getLogger("warmline")
+MAX_REMEMBERED = 1024  # removed workers, and those that cannot join
 
 
 class Intake:
@@ -48,26 +50,51 @@ class Intake:
 class PoolIntake:
     """A StateListener for what comes from other processes: workers join the fleet as they are reported.
 
-    They leave it when nobody reported them for `forget_s`. What others say of a worker in `watched`, which this router
-    watches itself, is passed by.
+    They leave it when nobody reported them for `forget_s`. What others say of a worker that this router watches itself
+    (`watch`), or that an operator removed (`drop`), is passed by. `forget` removes a worker from the fleet.
     """
 
-    def __init__(self, intake: Intake, fleet: Fleet, clock: Callable[[], float], forget_s: float) -> None:
+    def __init__(
+        self,
+        intake: Intake,
+        fleet: Fleet,
+        clock: Callable[[], float],
+        forget_s: float,
+        forget: Callable[[WorkerId], None],
+    ) -> None:
         self.watched: set[WorkerId] = set()
         self.refused = 0  # reports of workers that cannot join
         self._intake = intake
         self._fleet = fleet
         self._clock = clock
         self._forget_s = forget_s
+        self._forget = forget
         self._lost: dict[WorkerId, float] = {}  # workers without a report → since when
-        self._last_refusal = ""
+        self._dropped: dict[WorkerId, None] = {}  # the oldest first
+        self._refusals: dict[WorkerId, str] = {}  # what was told of them
+
+    def watch(self, worker: WorkerId) -> None:
+        """From now on the router looks at it itself."""
+        self.watched.add(worker)
+        self._lost.pop(worker, None)
+        self._dropped.pop(worker, None)
+
+    def drop(self, worker: WorkerId) -> None:
+        """An operator removed it. It stays away while it is reported; after a silence it may come again."""
+        self.watched.discard(worker)
+        self._lost.pop(worker, None)
+        bounded(self._dropped)[worker] = None
 
     def report(self, report: WorkerReport) -> None:
         worker = report.worker
-        if worker in self.watched:
+        if worker in self.watched or worker in self._dropped:
             return
         self._lost.pop(worker, None)
-        if self._fleet.get(worker) is not None or self._adopt(report):
+        known = self._fleet.get(worker)
+        if known is not None and (known.kind, known.spec.url) != (report.kind, report.url):
+            self._forget(worker)  # its sidecar was given another kind or address
+            known = None
+        if known is not None or self._adopt(report):
             self._intake.report(report)
 
     def delta(self, delta: CacheDelta) -> bool:
@@ -78,6 +105,7 @@ class PoolIntake:
             self._intake.snapshot(snapshot)
 
     def lost(self, worker: WorkerId, reason: str) -> None:
+        self._dropped.pop(worker, None)
         if worker not in self.watched and self._fleet.get(worker) is not None:
             self._lost.setdefault(worker, self._clock())
             self._intake.lost(worker, reason)
@@ -85,13 +113,12 @@ class PoolIntake:
     def router_load(self, load: RouterLoad) -> None:
         self._intake.router_load(load)
 
-    def long_lost(self) -> list[WorkerId]:
-        """Workers that were not reported for `forget_s`; each is told once."""
+    def forget_lost(self) -> None:
+        """Workers that were not reported for `forget_s` leave the fleet."""
         now_s = self._clock()
-        gone = [worker for worker, since_s in self._lost.items() if now_s - since_s >= self._forget_s]
-        for worker in gone:
+        for worker in [worker for worker, since_s in self._lost.items() if now_s - since_s >= self._forget_s]:
             del self._lost[worker]
-        return gone
+            self._forget(worker)
 
     def _adopt(self, report: WorkerReport) -> bool:
         """False where it cannot join: what is reported comes over the network and may be anything."""
@@ -102,9 +129,19 @@ class PoolIntake:
             self._fleet.add(spec, self._clock())
         except (SettingsError, ValueError) as error:
             self.refused += 1
-            if self._last_refusal != str(error):
-                self._last_refusal = str(error)
+            if self._refusals.get(report.worker) != str(error):
+                bounded(self._refusals)[report.worker] = str(error)
                 log.warning("worker %s is reported and cannot join: %s", report.worker, error)
             return False
         log.info("worker %s joins as %s: a sidecar reports it", report.worker, report.kind)
         return True
+
+
+T = TypeVar("T")
+
+
+def bounded(kept: dict[WorkerId, T]) -> dict[WorkerId, T]:
+    """The dict, with room for one more: the oldest entry goes."""
+    if len(kept) >= MAX_REMEMBERED:
+        del kept[next(iter(kept))]
+    return kept

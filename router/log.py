@@ -175,7 +175,7 @@ def access_text(entry: AccessEntry) -> bytes:
     milliseconds = int(entry.at_s * 1000)
     status = "" if entry.status is None else f" status={entry.status}"
     model = "" if entry.model is None else " model=" + quoted_again(entry.model)
-    chosen = "" if entry.worker is None else CHOSEN % entry[8:14]  # worker to predicted_cached_tokens
+    chosen = "" if entry.worker is None else CHOSEN % (quoted_again(entry.worker), *entry[9:14])  # to predicted_cached_tokens
     actual = "" if entry.actual_cached_tokens is None else f" actual_cached={entry.actual_cached_tokens}"
     ttft = "" if entry.ttft_s is None else " ttft_ms=%.2f" % (entry.ttft_s * 1000)
     line = LINE % (

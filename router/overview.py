@@ -102,11 +102,12 @@ class Overview:
                 "gaps": counts.gaps,
                 "snapshots": counts.snapshots,
                 "bad_messages": counts.bad_messages + loads.bad_messages,
-                "surprises": counts.surprises + loads.surprises,
+                "surprises": counts.surprises + loads.surprises + pool.surprises,
                 "refused_workers": pool.intake.refused,
                 "told_loads": loads.told,
                 "heard_loads": loads.heard,
                 "lost_loads": loads.gaps,
+                "refused_loads": loads.refused,
             },
             errors=dict(pool.health.errors),
         )

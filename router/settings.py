@@ -179,7 +179,6 @@ class FleetSettings(Checked):
     )
     probe_failures: int = knob(2, "failed probes in a row until a worker is down", low=1)
     report_ttl_s: float = knob(3.0, "age at which a load report counts as unknown", low=0.1)
-    router_load_ttl_s: float = knob(2.0, "silence after which another router's load counts as gone", low=0.1)
     max_workers: int = knob(1024, "workers known at a time", low=1)
 
 
@@ -206,9 +205,11 @@ class StateSettings(Checked):
     pool_name: str = knob("default", "name in Redis keys; routers see the sidecars of the same name", refuse=check_pool_name)
     redis_timeout_s: float = knob(1.0, "limit of one exchange with Redis", low=0.05, high=60)
     state_interval_s: float = knob(0.1, "time between two reads, or two writes, of shared state", low=0.01, high=1)
-    load_interval_s: float = knob(0.005, "longest time that a change of a router's load waits to be told", low=0.001, high=1)
+    load_interval_s: float = knob(
+        0.005, "time that a change of a router's load waits to be told; longer among more than five routers", low=0.001, high=1
+    )
     load_ttl_s: float = knob(2.0, "age at which another router's load counts as none", low=1.5, high=60)
-    leftover_ttl_s: float = knob(600.0, "time until Redis forgets a worker that is gone", low=10)
+    leftover_ttl_s: float = knob(600.0, "time until Redis, and the routers, forget a worker that is gone", low=10)
     max_stream_deltas: int = knob(512, "cache deltas that Redis keeps per worker", low=16, high=100_000)
     max_pending_blocks: int = knob(
         65_536, "cached blocks per worker waiting for Redis; beyond it they are dropped for a snapshot", low=1024

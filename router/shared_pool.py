@@ -1,6 +1,7 @@
 """A router's part in a pool that shares its state through Redis: workers of sidecars, loads of other routers."""
 
 import asyncio
+import logging
 import os
 import secrets
 import time
@@ -16,6 +17,8 @@ from router.state.redis_follower import RedisFollower
 from router.state.redis_health import RedisHealth
 from router.state.redis_loads import RedisLoads
 
+log = logging.getLogger("warmline.state")
+LOOK_S = 0.05  # at whether Redis answers, while the picture is waited for
 CATCH_UP_S = 0.02  # between two looks for what waits to be taken in
 FORGET_S = 1.0  # and for workers that were lost long ago
 START_S = 2.0  # that a router waits at its start for the picture of its pool
@@ -25,17 +28,16 @@ class SharedPool:
     """Connects when `run` runs. `remove` forgets a worker of the fleet."""
 
     def __init__(
-        self, settings: Settings, fleet: Fleet, placement: Placement, intake: Intake, remove: Callable[[str], None]
+        self, settings: Settings, fleet: Fleet, placement: Placement, intake: Intake, remove: Callable[[WorkerId], None]
     ) -> None:
         state = settings.state
         self.name = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self.health = RedisHealth(parse_redis(state.redis), state.redis_timeout_s)
-        self.intake = PoolIntake(intake, fleet, time.monotonic, state.leftover_ttl_s)
+        self.intake = PoolIntake(intake, fleet, time.monotonic, state.leftover_ttl_s, remove)
         self.follower = RedisFollower(state, settings.fleet, self.intake, self.health, is_own=self.intake.watched.__contains__)
         self.loads = RedisLoads(state, self.name, self._load_of, self.intake, self.health)
-        self._fleet = fleet
+        self.surprises = 0
         self._placement = placement
-        self._remove = remove
         placement.share_load(self.loads)
 
     async def run(self) -> None:
@@ -47,27 +49,40 @@ class SharedPool:
             group.create_task(self._forget_forever())
 
     async def caught_up(self, limit_s: float = START_S) -> bool:
-        """Waits until the pool's workers are known with their caches; False when that takes longer than `limit_s`."""
+        """Waits until the pool's workers are known with their caches. False when that takes longer than `limit_s`, and at
+        once where Redis does not answer."""
         ends_s = time.monotonic() + limit_s
-        if not await self.follower.caught_up(limit_s):
-            return False
-        while self._placement.catch_up(time.monotonic()):
+        while not await self.follower.caught_up(LOOK_S):
+            if self.health.is_lost or time.monotonic() > ends_s:
+                return False
+        while self._catch_up():
             if time.monotonic() > ends_s:
                 return False
             await asyncio.sleep(0)
         return True
 
     def _load_of(self, worker_id: WorkerId) -> tuple[int, int]:
-        worker = self._fleet.get(worker_id)
-        return (worker.load.in_flight, worker.load.pending_tokens) if worker is not None else (0, 0)
+        return self._placement.own_load(worker_id, time.monotonic())
+
+    def _catch_up(self) -> bool:
+        """A surprise with what others told is counted and logged: it must not end the router."""
+        try:
+            return self._placement.catch_up(time.monotonic())
+        except Exception:
+            self.surprises += 1
+            log.exception("surprise while taking in what sidecars told")
+            return False
 
     async def _catch_up_forever(self) -> None:
         while True:
-            is_busy = self._placement.catch_up(time.monotonic())
+            is_busy = self._catch_up()
             await asyncio.sleep(0 if is_busy else CATCH_UP_S)
 
     async def _forget_forever(self) -> None:
         while True:
             await asyncio.sleep(FORGET_S)
-            for worker_id in self.intake.long_lost():
-                self._remove(worker_id)
+            try:
+                self.intake.forget_lost()
+            except Exception:
+                self.surprises += 1
+                log.exception("surprise while forgetting workers that are gone")

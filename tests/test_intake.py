@@ -7,7 +7,7 @@ import pytest
 
 from router.core.cache_delta import CacheDelta, CacheSnapshot, RouterLoad, Stored
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
-from router.intake import Intake, PoolIntake
+from router.intake import MAX_REMEMBERED, Intake, PoolIntake, bounded
 from tests.core.builders import prompt
 from tests.core.test_placement import World
 
@@ -23,7 +23,10 @@ class Side:
         self.now_s = 100.0
         self.down: list[WorkerId] = []
         self.intake = Intake(self.world.fleet, self.world.placement, lambda: self.now_s, self.down.append)
-        self.pool = PoolIntake(self.intake, self.world.fleet, lambda: self.now_s, 60.0)
+        self.pool = PoolIntake(self.intake, self.world.fleet, lambda: self.now_s, 60.0, self.forget)
+
+    def forget(self, worker: WorkerId) -> None:
+        self.world.fleet.remove(worker)
 
     def report(self, worker: WorkerId = NEW, **changes: Any) -> None:
         self.now_s += 1.0
@@ -42,13 +45,57 @@ def test_reported_workers_join_and_leave() -> None:
     assert side.lifecycle() is Lifecycle.READY
     side.pool.lost(NEW, "no report for 3 s")
     side.pool.lost(NEW, "no report for 3 s")
-    assert (side.lifecycle(), side.down, side.pool.long_lost()) == (Lifecycle.DOWN, [NEW], [])
+    side.pool.forget_lost()
+    assert (side.lifecycle(), side.down) == (Lifecycle.DOWN, [NEW])
     side.report()
     side.now_s += 100.0
-    assert (side.lifecycle(), side.pool.long_lost()) == (Lifecycle.READY, [])
+    side.pool.forget_lost()
+    assert side.lifecycle() is Lifecycle.READY
     side.pool.lost(NEW, "gone")
     side.now_s += 60.0
-    assert side.pool.long_lost() == [NEW] and side.pool.long_lost() == []
+    side.pool.forget_lost()
+    assert side.lifecycle() is None
+    side.report()
+    assert side.lifecycle() is Lifecycle.READY
+
+
+def test_a_removed_worker_stays_away_while_it_is_reported() -> None:
+    """What an operator removed does not come back by itself; after a silence of its sidecar, or when it is added, it may."""
+    side = Side()
+    side.report()
+    side.forget(NEW)
+    side.pool.drop(NEW)
+    side.report()
+    assert side.lifecycle() is None
+    side.pool.lost(NEW, "no report for 3 s")
+    side.report()
+    assert side.lifecycle() is Lifecycle.READY
+
+
+def test_a_worker_that_is_watched_now_is_not_forgotten() -> None:
+    """A worker lost by its sidecar and then added to this router is the router's own."""
+    side = Side()
+    side.report()
+    side.pool.lost(NEW, "gone")
+    side.pool.watch(NEW)
+    side.now_s += 100.0
+    side.pool.forget_lost()
+    assert side.lifecycle() is Lifecycle.DOWN
+
+
+def test_another_kind_is_another_worker() -> None:
+    """A sidecar that was given the wrong kind is corrected by starting it anew."""
+    side = Side()
+    side.report(kind="openai")
+    side.report(kind="vllm")
+    worker = side.world.fleet.get(NEW)
+    assert worker is not None and worker.kind == "vllm" and worker.lifecycle is Lifecycle.READY
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """However many workers are removed or refused."""
+    kept = {WorkerId(str(number)): None for number in range(MAX_REMEMBERED)}
+    assert len(bounded(kept)) == MAX_REMEMBERED - 1 and WorkerId("0") not in kept
 
 
 def test_a_down_report_closes_connections() -> None:
@@ -75,7 +122,7 @@ def test_what_cannot_join_is_refused(changes: dict[str, str], caplog: pytest.Log
 def test_own_workers_are_for_nobody_else_to_report() -> None:
     """A worker that the router watches itself does not change by what the pool says of it."""
     side = Side()
-    side.pool.watched.add(A)
+    side.pool.watch(A)
     generation = side.world.fleet.workers[0].generation
     side.report(A, generation="other", lifecycle=Lifecycle.DOWN)
     side.pool.lost(A, "gone")

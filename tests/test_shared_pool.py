@@ -5,7 +5,10 @@ import random
 import time
 from array import array
 
+import pytest
+
 from loadtest.redis_server import RedisServer, redis_server
+from router import shared_pool
 from router.core.cache_delta import CacheSnapshot, Stored
 from router.core.fleet import Fleet
 from router.core.placement import Placement
@@ -13,7 +16,7 @@ from router.core.stats import Stats
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
 from router.intake import Intake
 from router.redis_url import parse_redis
-from router.settings import FleetSettings, Settings, StateSettings
+from router.settings import EngineSpec, FleetSettings, Settings, StateSettings
 from router.shared_pool import SharedPool
 from router.state.redis_health import RedisHealth
 from router.state.redis_publisher import RedisPublisher
@@ -37,7 +40,7 @@ class Member:
     async def run(self) -> None:
         await self.pool.run()
 
-    def remove(self, worker: str) -> None:
+    def remove(self, worker: WorkerId) -> None:
         self.fleet.remove(worker)
 
     def choose(self) -> None:
@@ -127,5 +130,36 @@ async def test_without_redis_a_router_starts_all_the_same() -> None:
         redis.kill()
         async with running(member):
             began_s = time.monotonic()
-            assert not await member.pool.caught_up(0.3)
-            assert time.monotonic() - began_s < 2.0
+            assert not await member.pool.caught_up(30.0)
+            assert time.monotonic() - began_s < 5.0
+
+
+async def test_a_surprise_does_not_end_the_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception nobody expected, in what others told or in forgetting workers, is counted and logged."""
+    with redis_server() as redis:
+        member = Member(redis)
+        monkeypatch.setattr(shared_pool, "FORGET_S", 0.01)
+
+        def surprising(worker: WorkerId) -> None:
+            raise RuntimeError("surprise")
+
+        monkeypatch.setattr(member.pool.intake, "forget_lost", lambda: surprising(WORKER))
+        async with running(member) as tasks:
+            await eventually(lambda: member.pool.surprises > 1, 2.0)
+            assert not tasks[0].done()
+
+
+def test_own_load_is_told_as_it_is_now() -> None:
+    """A request whose answer does not stream counts as computed once it should be, though nothing told so."""
+    with redis_server() as redis:
+        member = Member(redis)
+        member.fleet.add(EngineSpec("vllm", f"http://{WORKER}"), 0.0)
+        member.fleet.apply(report(), time.monotonic())
+        now_s = time.monotonic()
+        member.placement.choose(
+            "r", None, prompt(range(4)), member.fleet.candidates(None), now_s=now_s, wall_s=0.0, stream=False
+        )
+        requests, tokens = member.placement.own_load(WORKER, now_s)
+        assert requests == 1 and tokens > 0
+        assert member.placement.own_load(WORKER, now_s + 60.0) == (1, 0)
+        assert member.placement.own_load(WorkerId("x:1"), now_s) == (0, 0)

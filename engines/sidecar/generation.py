@@ -10,8 +10,11 @@ class Generation:
     marker a restart is assumed, because a cache wrongly forgotten costs less than one wrongly remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unmarked: str = "start") -> None:
+        """`unmarked` names an engine that shows no marker. Another one in each process that watches: whether the engine is
+        still the one that a watcher before it saw is then not known, and a restart is assumed."""
         self.restarts = 0
+        self._unmarked = unmarked
         self._name: str | None = None
         self._markers: dict[str, str] = {}
         self._hints: dict[str, str] = {}
@@ -27,7 +30,7 @@ class Generation:
         if not self._settled:
             return ""
         if self._name is None:
-            self._name = f"{next(iter(self._markers.values()), 'start')}.{self.restarts}"
+            self._name = f"{next(iter(self._markers.values()), self._unmarked)}.{self.restarts}"
         return self._name
 
     def lost(self) -> None:

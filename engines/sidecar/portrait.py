@@ -10,13 +10,14 @@ from router.settings import EngineSpec
 class Portrait:
     """Facts last until a restart or a newer word; load numbers are those of the last scrape, unknown if that failed."""
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, unmarked: str = "start") -> None:
+        """`unmarked`: see Generation."""
         self._spec = spec
         self.lifecycle = Lifecycle.LOADING
         self.detail = "not seen yet"
         self.described = False
         self.models: tuple[str, ...] | None = None
-        self.generation = Generation()
+        self.generation = Generation(unmarked)
         self._note = ""
         self._block_tokens: int | None = None
         self._capacity_tokens: int | None = None
@@ -58,9 +59,9 @@ class Portrait:
             generation=self.generation.name(),
             lifecycle=self.lifecycle,
             reported_at_s=now_s,
-            models=self.models,
+            models=(self._spec.model,) if self._spec.model else self.models,
             block_tokens=self._block_tokens,
-            capacity_tokens=self._capacity_tokens,
+            capacity_tokens=self._spec.capacity_tokens or self._capacity_tokens,
             running=load.running,
             waiting=load.waiting,
             waiting_tokens=load.waiting_tokens,

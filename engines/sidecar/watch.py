@@ -1,6 +1,7 @@
 """The loop that watches one engine for as long as it is not cancelled."""
 
 import asyncio
+import secrets
 from collections.abc import Callable
 
 from engines.fetch import EngineHttp
@@ -9,6 +10,7 @@ from engines.sidecar.watcher import Watcher
 from router.core.types import WorkerReport
 from router.settings import EngineSpec, FleetSettings
 
+UNMARKED = f"start-{secrets.token_hex(4)}"  # another one in each process
 SHORTEST_PAUSE_S = 0.005  # an engine that answers late must not turn the loop into a spin
 
 
@@ -27,7 +29,9 @@ async def watch(
     `closely` looks at the load each scrape interval even while nothing waits there.
     """
     http = EngineHttp(spec, settings.probe_timeout_s)
-    watcher = Watcher(spec, settings, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely)
+    watcher = Watcher(
+        spec, settings, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely, unmarked=UNMARKED
+    )
     try:
         while True:
             await watcher.round()

@@ -44,6 +44,7 @@ class Watcher:
         fleet_size: Callable[[], int] = lambda: 1,
         *,
         closely: bool = False,
+        unmarked: str = "start",
     ) -> None:
         self._worker_id = spec.worker_id
         self._given_model = spec.model
@@ -56,7 +57,7 @@ class Watcher:
         self._phase = zlib.crc32(spec.worker_id.encode()) / 2**32  # spreads the rounds of a fleet over the interval
         self._probe_at_s: float | None = None
         self._scrape_at_s = 0.0
-        self._portrait = Portrait(spec)
+        self._portrait = Portrait(spec, unmarked)
         self._fresh = True
         self._answered = False  # since nothing was reachable
         self._failures_in_row = 0

@@ -172,6 +172,7 @@ SHARED_COUNTERS = {  # name without warmline_state_ and _total → help
     "told_loads": "Messages of own load to other routers",
     "heard_loads": "Messages of other routers' load",
     "lost_loads": "Messages of other routers' load that did not arrive",
+    "refused_loads": "Messages of more routers than are listened to",
 }
 
 

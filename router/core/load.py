@@ -30,6 +30,7 @@ class Lease:
         "by_history",
         "coldest_s",
         "confirmed",
+        "crowded",
         "decision",
         "inserted_s",
         "life",
@@ -53,6 +54,7 @@ class Lease:
         self.matched_blocks = 0
         self.coldest_s = INFINITE  # when the coldest of the matched blocks was last used before this request
         self.alone = True  # no prefill was ahead of it when it was sent
+        self.crowded = False  # prefill of other routers was: when its own began is not known
         self.confirmed = True  # False: the matched blocks may still have been being computed
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model

@@ -128,7 +128,7 @@ class Placement:
         if self._board is not None:
             self._board.touch(lease.worker.id)
         took_s = lease.worker.load.first_token(lease, now_s)
-        if lease.stream:
+        if lease.stream and not lease.crowded:
             lease.prefill_s = took_s
 
     def extend(self, lease: Lease, prompt: PromptKeys) -> None:
@@ -177,6 +177,15 @@ class Placement:
     def share_load(self, board: LoadBoard) -> None:
         """From now on the board hears of every worker whose load from here moves."""
         self._board = board
+
+    def own_load(self, worker_id: WorkerId, now_s: float) -> tuple[int, int]:
+        """(requests in flight, uncached tokens before their first token) that this router has on a worker."""
+        worker = self._fleet.get(worker_id)
+        if worker is None:
+            return 0, 0
+        load = worker.load
+        load.advance(now_s, self.speed.s_per_token * worker.speed.factor)
+        return load.in_flight, load.pending_tokens
 
     def catch_up(self, now_s: float) -> bool:
         """To be called every 20 ms or so: does what is due, and 1 ms or two of what waits. True: call again at once."""
@@ -346,6 +355,9 @@ class Placement:
         else:
             lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
+        if load.other_tokens:
+            lease.crowded = True
+            lease.alone = False
         if head is not None:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
