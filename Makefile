@@ -91,6 +91,11 @@ $(ENGINES)/sglang/.ready: tests/live/environments/sglang.txt tests/live/stub_pac
 	$(call on_top_of,vllm)
 	@$(@D)/bin/python tests/live/stub_packages.py $$($(call site_packages,$(@D)))
 
+$(ENGINES)/deepspeed/.ready: export DS_BUILD_OPS = 0
+$(ENGINES)/deepspeed/.ready: tests/live/environments/deepspeed.txt $(ENGINES)/vllm/.ready
+	$(call engine_environment,--no-deps -r $<)
+	$(call on_top_of,vllm)
+
 # The Python backend and its program for this Python belong into one folder, and come in two.
 $(ENGINES)/triton/.ready: tests/live/environments/triton.txt
 	$(call engine_environment,--no-deps -r $<)
