@@ -3,8 +3,10 @@
 # make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
 # make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
 # make test-triton     Triton's own server with a Python model and the router (240 MB, 20 seconds; needs libpython of that version)
+# make test-deepspeed  DeepSpeed behind MII's server and the router (40 MB more, 1 minute)
+# make test-mixed      llama.cpp, vLLM and DeepSpeed in one pool under one model name
 # make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang and
-#                      golden-triton likewise
+#                      golden-triton and golden-deepspeed likewise
 # make check           format, lint and types only
 # make bench           router (compiled), nginx and other LLM routers side by side
 # make compiled        the package as users install it, request path compiled, in .cache/compiled
@@ -29,7 +31,8 @@ LIVE_TEST := $(LIVE) pytest -rs --durations=5 -o faulthandler_timeout=900
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
-.PHONY: demo test test-compiled test-vllm test-sglang test-triton golden-vllm golden-sglang golden-triton check bench compiled format clean distclean help
+.PHONY: demo test test-compiled test-vllm test-sglang test-deepspeed test-triton test-mixed \
+	golden-vllm golden-sglang golden-deepspeed golden-triton check bench compiled format clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -75,6 +78,15 @@ test-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 
 golden-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 	$(LIVE) tests.live.record_sglang tests/golden/sglang-0.5.23
+
+test-deepspeed: $(VENV)/.test $(ENGINES)/deepspeed/.ready
+	$(LIVE_TEST) tests/live/test_deepspeed.py $(ARGS)
+
+golden-deepspeed: $(VENV)/.test $(ENGINES)/deepspeed/.ready
+	$(LIVE) tests.live.record_deepspeed tests/golden/deepspeed-0.19.8
+
+test-mixed: $(VENV)/.test $(ENGINES)/vllm/.ready $(ENGINES)/deepspeed/.ready
+	$(LIVE_TEST) tests/live/test_mixed.py $(ARGS)
 
 test-triton: $(VENV)/.test $(ENGINES)/triton/.ready
 	$(LIVE_TEST) tests/live/test_triton.py $(ARGS)
