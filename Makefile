@@ -3,8 +3,10 @@
 # make test-vllm       two real vLLM engines on the CPU and the router (installs 2 GB below ENGINES once, 3 minutes, 6 GB of memory)
 # make test-sglang     the same with SGLang, pages of 16 tokens and of 1 (1.3 GB more, 4 minutes)
 # make test-triton     Triton's own server with a Python model and the router (240 MB, 20 seconds; needs libpython of that version)
+# make test-deepspeed  DeepSpeed behind MII's server and the router (40 MB more, 1 minute)
+# make test-mixed      llama.cpp, vLLM and DeepSpeed in one pool under one model name
 # make golden-vllm     record anew what vLLM says into tests/golden; golden-sglang and
-#                      golden-triton likewise
+#                      golden-triton and golden-deepspeed likewise
 # make check           format, lint and types only
 # make bench           router (compiled), nginx and other LLM routers side by side
 # make compiled        the package as users install it, request path compiled, in .cache/compiled
@@ -34,7 +36,8 @@ PYTHON ?= $(shell for what in compiles runs; do \
 	for p in /usr/bin/python3 python3.11 python3.12 python3.13 python3 python3.14; do \
 	$$p -c '$(FITS)' $$what >/dev/null 2>&1 && echo $$p && exit; done; done)
 
-.PHONY: demo test test-compiled test-vllm test-sglang test-triton golden-vllm golden-sglang golden-triton check bench compiled format clean distclean help
+.PHONY: demo test test-compiled test-vllm test-sglang test-deepspeed test-triton test-mixed \
+	golden-vllm golden-sglang golden-deepspeed golden-triton check bench compiled format clean distclean help
 .DEFAULT_GOAL := help
 
 help:
@@ -81,6 +84,15 @@ test-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 golden-sglang: $(VENV)/.test $(ENGINES)/sglang/.ready
 	$(LIVE) tests.live.record_sglang tests/golden/sglang-0.5.23
 
+test-deepspeed: $(VENV)/.test $(ENGINES)/deepspeed/.ready
+	$(LIVE_TEST) tests/live/test_deepspeed.py $(ARGS)
+
+golden-deepspeed: $(VENV)/.test $(ENGINES)/deepspeed/.ready
+	$(LIVE) tests.live.record_deepspeed tests/golden/deepspeed-0.19.8
+
+test-mixed: $(VENV)/.test $(ENGINES)/vllm/.ready $(ENGINES)/deepspeed/.ready
+	$(LIVE_TEST) tests/live/test_mixed.py $(ARGS)
+
 test-triton: $(VENV)/.test $(ENGINES)/triton/.ready
 	$(LIVE_TEST) tests/live/test_triton.py $(ARGS)
 
@@ -95,6 +107,11 @@ $(ENGINES)/sglang/.ready: tests/live/environments/sglang.txt tests/live/stub_pac
 	$(call engine_environment,--no-deps -r $<)
 	$(call on_top_of,vllm)
 	@$(@D)/bin/python tests/live/stub_packages.py $$($(call site_packages,$(@D)))
+
+$(ENGINES)/deepspeed/.ready: export DS_BUILD_OPS = 0
+$(ENGINES)/deepspeed/.ready: tests/live/environments/deepspeed.txt $(ENGINES)/vllm/.ready
+	$(call engine_environment,--no-deps -r $<)
+	$(call on_top_of,vllm)
 
 # The Python backend and its program for this Python belong into one folder, and come in two.
 $(ENGINES)/triton/.ready: tests/live/environments/triton.txt

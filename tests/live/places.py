@@ -51,6 +51,14 @@ class Places:
         """The tiny model as a folder; the same weights as in the GGUF file whose name it has."""
         return self.root / "models" / cached_tiny_gguf().stem
 
+    def named(self, name: str) -> Path:
+        """The same folder under another name, for a server that calls its model by its path."""
+        link = self.root / "models" / "names" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(self.model.resolve())
+        return link
+
     def adapter(self, name: str) -> Path:
         return self.model.with_name(f"{self.model.name}-{name}")
 

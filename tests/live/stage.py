@@ -3,19 +3,22 @@
 import json
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from engines.launch import LocalEngine, launch, launch_all
+from engines.launch import EngineOptions, LocalEngine, free_port, launch, launch_all
+from engines.starters.deepspeed import BackEndOptions
+from engines.starters.mii import MiiOptions
 from engines.starters.sglang import SglangOptions
 from engines.starters.vllm import VllmOptions
 from loadtest.demo.router_process import LocalRouter
 from tests.e2e.cluster import until
 from tests.live.loads import CHAT
+from tests.live.places import Places
 
 START_DEADLINE_S = 240.0
 EventOptions = VllmOptions | SglangOptions
@@ -54,6 +57,33 @@ def start_engines(options: Sequence[EventOptions], folder: Path) -> list[EventEn
     ]  # fmt: skip
     engines = launch_all(named, START_DEADLINE_S)
     return [EventEngine(engine, one, log) for engine, (one, log) in zip(engines, named, strict=True)]
+
+
+@dataclass(frozen=True)
+class DeepSpeed:
+    """MII's server and the back end behind it."""
+
+    server: LocalEngine
+    back_end: LocalEngine
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    @property
+    def spec(self) -> str:
+        return f"deepspeed={self.url},metrics={self.back_end.url}/metrics"
+
+    def stop(self) -> None:
+        self.server.stop()
+        self.back_end.stop()
+
+
+def deepspeed_options(places: Places, folder: Path, max_waiting: int) -> list[tuple[EngineOptions, Path]]:
+    """The back end and MII's server, in that order, for `launch_all`."""
+    back_end = BackEndOptions(places.deepspeed, places.model, grpc_port=free_port(), max_waiting=max_waiting)
+    server = MiiOptions(places.deepspeed, places.named("tiny"), back_end.address)
+    return [(back_end, folder / "deepspeed.log"), (server, folder / "mii.log")]
 
 
 def row_of(router: LocalRouter, url: str) -> dict[str, Any]:
