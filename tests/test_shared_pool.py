@@ -16,7 +16,7 @@ from router.core.stats import Stats
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
 from router.intake import Intake
 from router.redis_url import parse_redis
-from router.settings import EngineSpec, FleetSettings, Settings, StateSettings
+from router.settings import FleetSettings, Settings, StateSettings
 from router.shared_pool import SharedPool
 from router.state.redis_health import RedisHealth
 from router.state.redis_publisher import RedisPublisher
@@ -147,19 +147,3 @@ async def test_a_surprise_does_not_end_the_router(monkeypatch: pytest.MonkeyPatc
         async with running(member) as tasks:
             await eventually(lambda: member.pool.surprises > 1, 2.0)
             assert not tasks[0].done()
-
-
-def test_own_load_is_told_as_it_is_now() -> None:
-    """A request whose answer does not stream counts as computed once it should be, though nothing told so."""
-    with redis_server() as redis:
-        member = Member(redis)
-        member.fleet.add(EngineSpec("vllm", f"http://{WORKER}"), 0.0)
-        member.fleet.apply(report(), time.monotonic())
-        now_s = time.monotonic()
-        member.placement.choose(
-            "r", None, prompt(range(4)), member.fleet.candidates(None), now_s=now_s, wall_s=0.0, stream=False
-        )
-        requests, tokens = member.placement.own_load(WORKER, now_s)
-        assert requests == 1 and tokens > 0
-        assert member.placement.own_load(WORKER, now_s + 60.0) == (1, 0)
-        assert member.placement.own_load(WorkerId("x:1"), now_s) == (0, 0)

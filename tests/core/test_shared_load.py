@@ -100,6 +100,29 @@ def test_own_load_is_noted_as_it_moves() -> None:
     assert board.touched == [A, A, A, B, B, A]
 
 
+def test_own_load_is_told_as_it_is_now() -> None:
+    """A request whose answer does not stream counts as computed once it should be, though nothing told so."""
+    world = World(fleet=ready_fleet(1))
+    world.choose(prompt(range(4)), stream=False)
+    assert world.placement.own_load(A, world.now_s) == (1, 68)
+    assert world.placement.own_load(A, world.now_s + 60.0) == (1, 0)
+    assert world.placement.own_load(WorkerId("x:1"), world.now_s) == (0, 0)
+
+
+def test_speed_is_not_learned_behind_others() -> None:
+    """When a prefill began is not known where another router's may have been ahead of it."""
+    here = Listener()
+    world = here.world
+    for number, others in enumerate([(0, 0), (3, 9000)]):
+        here.hear(a=others)
+        seen = world.placement.speed.observations
+        lease = world.choose(prompt([number, 7, 8]), only=[0])
+        world.now_s += 1.0
+        world.placement.first_token(lease, world.now_s)
+        world.finish(lease)
+        assert world.placement.speed.observations - seen == (0 if others[1] else 1)
+
+
 def test_choices_spread_over_what_other_routers_send() -> None:
     """Two routers that see each other's requests do not pile onto the same worker."""
     here = Listener()
