@@ -9,6 +9,7 @@ from router.core.types import WorkerId
 from router.state import lane
 from router.state.batch import Command
 from router.state.lane import GRACE_AFTER_S, SPLIT_S
+from router.state.redis_keys import lane_of
 from tests.state.virtual_pool import STEP_S, VirtualPool
 
 
@@ -85,6 +86,30 @@ def test_what_is_gone_from_redis_comes_back(lost: str) -> None:
         late.lane(engine.worker).add(engine.worker, late.now_s)
     late.run(1)
     assert late.is_right()
+
+
+def test_a_snapshot_that_is_gone_is_written_again_without_any_delta() -> None:
+    """The sidecar of an idle engine looks after it, too."""
+    pool = VirtualPool()
+    pool.run(2)
+    for engine in pool.engines:
+        pool.redis._unlink(pool.keys.of(engine.worker).snapshot)
+    pool.run(2, busy=False)
+    assert all(pool.keys.of(engine.worker).snapshot in pool.redis.values for engine in pool.engines)
+
+
+def test_one_spoilt_stream_keeps_nobody_else_from_being_read() -> None:
+    """Workers of one lane are read with one command; where it fails they are read one by one for a while."""
+    pool = VirtualPool(1)
+    a = pool.engines[0].worker
+    b = pool.join(next(name for number in range(999) if lane_of(WorkerId(name := f"b{number}")) == lane_of(a)))
+    pool.run(2)
+    del pool.posts[a]
+    pool.redis.values[pool.keys.of(a).stream] = {b"not": b"a stream"}
+    pool.run(2)
+    assert pool.picture.keys[b.worker] == b.keys
+    pool.run(2 * SPLIT_S)
+    assert pool.picture.keys[b.worker] == b.keys and pool.counts.gaps == 0
 
 
 def test_a_restarted_engine_is_never_taken_for_the_old_one() -> None:
