@@ -57,6 +57,7 @@ class Lane:
         self._is_writable = True
         self._split_until_s = NEVER_S
         self._complained: set[WorkerId] = set()
+        self._spoilt: list[bytes] = []  # keys of snapshots that are none; removed, so that the sidecars write them anew
         self._began_s = now_s
         self._asked: list[Feed] = []
         self._reports: Any = None
@@ -88,6 +89,9 @@ class Lane:
         if probes:
             batch.add(self._number, ("SET", self._keys.probe(self._number), 1, "PX", PROBE_TTL_MS), self._take_probe)
         batch.add(self._number, ("MGET", *(feed.keys.report for feed in self._asked)), self._take_reports)
+        if self._spoilt:
+            batch.add(self._number, ("UNLINK", *self._spoilt))
+            self._spoilt = []
         followed = [feed for feed in self._asked if feed.is_followed]
         groups = [[feed] for feed in followed] if began_s < self._split_until_s else [followed] if followed else []
         for group in groups:
@@ -149,6 +153,7 @@ class Lane:
                 self._counts.snapshots += 1
         except BadMessage as error:
             feed.put_off(now_s)
+            self._spoilt.append(feed.keys.snapshot)
             self._refuse(feed, "snapshot", error)
         except Exception:
             feed.put_off(now_s)

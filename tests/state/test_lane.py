@@ -6,8 +6,10 @@ import pytest
 from redis.exceptions import OutOfMemoryError
 
 from router.core.types import WorkerId
+from router.state import lane
 from router.state.batch import Command
-from router.state.lane import ENTRIES_AT_ONCE, GRACE_AFTER_S, SPLIT_S
+from router.state.lane import GRACE_AFTER_S, SPLIT_S
+from router.state.redis_keys import lane_of
 from tests.state.virtual_pool import STEP_S, VirtualPool
 
 
@@ -86,6 +88,30 @@ def test_what_is_gone_from_redis_comes_back(lost: str) -> None:
     assert late.is_right()
 
 
+def test_a_snapshot_that_is_gone_is_written_again_without_any_delta() -> None:
+    """The sidecar of an idle engine looks after it, too."""
+    pool = VirtualPool()
+    pool.run(2)
+    for engine in pool.engines:
+        pool.redis._unlink(pool.keys.of(engine.worker).snapshot)
+    pool.run(2, busy=False)
+    assert all(pool.keys.of(engine.worker).snapshot in pool.redis.values for engine in pool.engines)
+
+
+def test_one_spoilt_stream_keeps_nobody_else_from_being_read() -> None:
+    """Workers of one lane are read with one command; where it fails they are read one by one for a while."""
+    pool = VirtualPool(1)
+    a = pool.engines[0].worker
+    b = pool.join(next(name for number in range(999) if lane_of(WorkerId(name := f"b{number}")) == lane_of(a)))
+    pool.run(2)
+    del pool.posts[a]
+    pool.redis.values[pool.keys.of(a).stream] = {b"not": b"a stream"}
+    pool.run(2)
+    assert pool.picture.keys[b.worker] == b.keys
+    pool.run(2 * SPLIT_S)
+    assert pool.picture.keys[b.worker] == b.keys and pool.counts.gaps == 0
+
+
 def test_a_restarted_engine_is_never_taken_for_the_old_one() -> None:
     """At the first word of the new generation its old cache is gone."""
     pool = VirtualPool(1)
@@ -131,11 +157,12 @@ def test_two_sidecars_of_one_worker_do_no_harm() -> None:
     assert pool.is_right()
 
 
-def test_a_long_silence_of_the_router_is_read_in_parts() -> None:
+def test_a_long_silence_of_the_router_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """More entries than one read brings are no gap."""
+    monkeypatch.setattr(lane, "ENTRIES_AT_ONCE", 5)
     pool = VirtualPool(1)
     pool.run(1)
-    for _ in range(ENTRIES_AT_ONCE // 4):
+    for _ in range(16):
         pool.now_s += STEP_S / 100
         pool.work(pool.engines[0])
         pool.write()
@@ -174,6 +201,8 @@ def test_hostile_values_spoil_nothing_but_themselves(kind: str) -> None:
         value = pool.redis.values.get(getattr(b, kind)) if content == "swap" else content
         pool.redis.values[key] = value
         right_before = pool.picture.keys[WorkerId("b")]
+        if kind == "snapshot":
+            pool.lane(WorkerId("a")).feeds[WorkerId("a")].want_snapshot(0.0)
         pool.read()
         assert pool.picture.keys[WorkerId("b")] == right_before
         pool.run(SPLIT_S + 8)
@@ -205,12 +234,12 @@ def test_a_worker_that_left_is_dropped_cleanly() -> None:
     """Nothing is read of it any more."""
     pool = VirtualPool()
     pool.run(1)
-    lane = pool.lane(WorkerId("a"))
-    lane.drop(lane.feeds[WorkerId("a")])
+    its_lane = pool.lane(WorkerId("a"))
+    its_lane.drop(its_lane.feeds[WorkerId("a")])
     del pool.posts[WorkerId("a")]
     pool.run(1)
-    assert WorkerId("a") not in lane.feeds
-    assert lane.add(WorkerId("a"), pool.now_s) and not lane.add(WorkerId("a"), pool.now_s)
+    assert WorkerId("a") not in its_lane.feeds
+    assert its_lane.add(WorkerId("a"), pool.now_s) and not its_lane.add(WorkerId("a"), pool.now_s)
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -130,6 +130,17 @@ def test_a_new_generation_is_a_new_epoch() -> None:
     assert stream.keys() == sidecar.engine.keys and sidecar.outbox.has_snapshot
 
 
+def test_a_generation_that_begins_in_its_middle_leaves_a_gap() -> None:
+    """Its first deltas were missed: nobody may take the next one for the first."""
+    sidecar, stream = Sidecar(), Stream()
+    stream.flush(sidecar.outbox, 0.0)
+    sidecar.engine.restart()
+    sidecar.engine.change()
+    sidecar.work()
+    stream.flush(sidecar.outbox, 1.0)
+    assert [seq for _, seq, _ in stream.entries] == [2] and stream.keys() == sidecar.engine.keys
+
+
 def test_a_generation_may_show_in_a_snapshot_first() -> None:
     """A sidecar that has just restarted gives its picture before there is a delta."""
     sidecar, stream = Sidecar(), Stream()
