@@ -25,13 +25,17 @@ GPT2_LIKE = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(
 
 
 def prompts_of(router: LocalRouter) -> dict[str, Any]:
-    """The admin port's figures of the one model by shape of prompt, once its engines have been asked about all of them."""
+    """The admin port's figures of the one model by shape of prompt, once its engines were asked about all and it was judged."""
 
     def ask() -> dict[str, Any] | None:
         models = router.admin("/models")["models"]
         shapes = {row["shape"]: row for model in models if model["model"] == MODEL for row in model["prompts"]}
-        known = shapes and all(w["matches"] is not None for row in shapes.values() for w in row["workers"])
-        return shapes if known and all(row["workers"] for row in shapes.values()) else None
+        is_judged = all(
+            row["workers"] and bool(row["why"]) is not all(worker["matches"] for worker in row["workers"])
+            for row in shapes.values()
+        )
+        known = all(worker["matches"] is not None for row in shapes.values() for worker in row["workers"])
+        return shapes if shapes and known and is_judged else None
 
     return until(ask, "the engines are asked for their tokens", 20.0)
 

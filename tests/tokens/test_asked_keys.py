@@ -210,6 +210,16 @@ async def test_after_dispatch_nobody_can_be_asked() -> None:
     assert keying.keys.keys == full(LONG)[:-TAIL_BLOCKS]
 
 
+async def test_a_turn_that_begins_otherwise() -> None:
+    """A template may write the turn before in another way: then the keys are those told, and remembered as such."""
+    bench = Bench()
+    await told(bench, LONG)
+    keying = bench.start(NEXT)
+    ids = array("I", range(5, 900))
+    bench.engine.asked.pop()[1](ids)
+    assert keying.keys.keys == bench.start(NEXT).keys.keys == chain(tokens_le(ids), root_of(call_of(NEXT), KeyForm.TOKENS))
+
+
 async def test_few_known_blocks_are_not_enough() -> None:
     """The blocks that choose a home on the ring are waited for whether or not anyone holds them."""
     bench = Bench()

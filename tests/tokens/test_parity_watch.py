@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 
 from router.core.fleet import Fleet, Worker
-from router.core.types import Lifecycle, WorkerId
+from router.core.types import Lifecycle, Truth, WorkerId
 from router.settings import FleetSettings, TokenSettings
 from router.tokens import parity_watch
 from router.tokens.book import TokenizerBook
 from router.tokens.key_sources import KeySource, KeySources
+from router.tokens.parity import Witness
 from router.tokens.parity_watch import CHECKS_PER_ROUND, FIRST_RETRY_S, LONGEST_RETRY_S, ParityWatch
 from router.tokens.pre_tokenizers import GPT2
-from router.wire.engine_tokens import NoTokens
+from router.wire.engine_tokens import EngineTokens, NoTokens
+from router.wire.openai_request import ChatPrompt, TextPrompt
 from tests.core.builders import report, spec
 from tests.tokens.token_engine import TokenEngine
 from tests.tokens.vocabularies import CHATML, byte_level, entry_of, write_folder
@@ -138,6 +140,37 @@ async def test_an_engine_that_hangs_has_a_deadline(bench: Bench, monkeypatch: py
     worker = bench.add(Hanging(SAME), "m")
     await asyncio.wait_for(bench.watch.round(), 5)
     assert bench.watch.verdict_on(worker)[0] is None
+
+
+async def test_a_restart_while_it_is_asked(bench: Bench) -> None:
+    """What was told belongs to the life that ended: it is not taken, and the engine is asked again."""
+
+    class Restarting(TokenEngine):
+        async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
+            if worker.generation == "g1":
+                bench.tell(worker, generation="g2")
+                await bench.watch.round()
+                witness.append(bench.watch.models["m"].witnesses[worker.id])
+                witness[0].probed = {}
+            return await super().tokens(prompt, model)
+
+    witness: list[Witness] = []
+    worker = bench.add(Restarting(OTHER), "m")
+    await bench.watch.round()
+    assert bench.source("m") is KeySource.ENGINE  # told by the round within
+    assert witness[0].probed == {}  # and not by the one around it
+
+
+async def test_truth_counts_when_it_changes(bench: Bench) -> None:
+    """A differing worker whose cache becomes known exactly has the engine's tokens asked for, though another one matches."""
+    exact = bench.add(TokenEngine(OTHER), "m")
+    bench.add(TokenEngine(SAME), "m")
+    assert bench.watch.verdict_on(exact) == (None, "")
+    await bench.watch.round()
+    assert bench.source("m") is KeySource.TOKENIZER
+    bench.tell(exact, truth=Truth.EXACT)
+    await bench.watch.round()
+    assert bench.source("m") is KeySource.ENGINE
 
 
 async def test_a_few_workers_per_round(bench: Bench) -> None:

@@ -7,7 +7,7 @@ from router.tokens.book import TokenizerEntry
 from router.tokens.key_sources import Shape
 from router.tokens.pre_tokenizers import GPT2
 from router.tokens.probes import SHOWN_CHARS, Verdict, first_difference, probe, probes_of, shown
-from router.wire.engine_tokens import NoTokens
+from router.wire.engine_tokens import EngineTokens, NoTokens
 from router.wire.openai_request import ChatPrompt, TextPrompt
 from tests.tokens.token_engine import TokenEngine
 from tests.tokens.vocabularies import CHATML, SPECIAL, byte_level, entry_of, sentencepiece_like, with_affixes
@@ -99,6 +99,20 @@ async def test_an_engine_that_tells_texts_only() -> None:
     assert matches(found) == {"chat": None, "parts": None, "tools": None, "text": False}
     assert found[Shape.CHAT] == Verdict(None, "it reads `prompt` only")
     assert found[Shape.TEXT].why.rpartition("at the engine ")[2].strip("'").replace(" ", "").isdigit()
+
+
+async def test_an_engine_that_cannot_be_asked_for_the_bare_text() -> None:
+    """Where neither its text is shown nor ours is tokenised without a template, the difference is the tokenizer's."""
+
+    class Strict(TokenEngine):
+        async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
+            if isinstance(prompt, TextPrompt) and not prompt.add_special_tokens:
+                raise NoTokens("with special tokens only", lasting=True)
+            return await super().tokens(prompt, model)
+
+    theirs = entry_of(WORDS, TOOLY.replace("<|im_end|>\n", "<|im_end|>"))
+    found = await verdicts(Strict(theirs, shows_text=False))
+    assert found[Shape.CHAT].why.startswith("the tokenizer differs from token ")
 
 
 async def test_no_template_here() -> None:
