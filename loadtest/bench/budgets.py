@@ -42,7 +42,6 @@ LIMITS = (
     ("events", event_rows.BYTES, "", 100.0, False),
     ("events", event_rows.LOOKUP, "", 0.3, False),
     ("events", event_rows.INTAKE, "", 200_000.0, True),
-    ("events", event_rows.RATIO, "", 2.0, False),
     ("scale", scale_rows.RATIO, "", 2.0, False),
 )
 
