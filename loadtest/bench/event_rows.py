@@ -116,7 +116,7 @@ def event_row(*, quick: bool) -> list[Figure]:
     """All figures of the row. As in the router, the cycle collector does not walk what lasts."""
     each, lookups = (1_000, 500) if quick else (10_000, 3_000)
     gc.disable()
-    small, small_us = filled(8, 8 * each, lookups)
+    _, small_us = filled(8, 8 * each, lookups)
     before = resident_bytes(os.getpid())
     large, large_us = filled(1_000, 1_000 * each, lookups)
     grown = resident_bytes(os.getpid()) - before
