@@ -160,7 +160,6 @@ class FleetSettings(Checked):
     scrape_interval_s: float = knob(0.25, "time between load scrapes of a worker", low=0.05)
     probe_failures: int = knob(2, "failed probes in a row until a worker is down", low=1)
     report_ttl_s: float = knob(3.0, "age at which a load report counts as unknown", low=0.1)
-    router_load_ttl_s: float = knob(2.0, "silence after which another router's load counts as gone", low=0.1)
     max_workers: int = knob(1024, "workers known at a time", low=1)
 
 

@@ -6,20 +6,21 @@ one of `finish` and `fail`, whichever comes first; the other is then without eff
 
 from array import array
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
+from router.core.cache_delta import RouterLoad
 from router.core.cache_truth import CacheTruth
 from router.core.calibration import Calibration
 from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
 from router.core.fleet import Fleet, Worker
 from router.core.load import FleetLoad, Lease
+from router.core.other_loads import OtherLoads
 from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
 from router.core.prefix_index import PrefixIndex
 from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
-from router.core.shared_load import SharedLoad
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
@@ -30,6 +31,11 @@ ENDED: Final = -1  # life of a lease whose results count no more
 NO_CACHE: Final = Truth.NONE
 
 __all__ = ["Lease", "Placement"]
+
+
+class LoadBoard(Protocol):
+    def touch(self, worker: WorkerId) -> None:
+        """The worker's load changed. Called with every request, so it only makes a note."""
 
 
 class Placement:
@@ -58,7 +64,8 @@ class Placement:
         self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
-        self._shared: SharedLoad | None = None
+        self._other_loads = OtherLoads(fleet, self.load)
+        self._board: LoadBoard | None = None
         fleet.watch(self)
 
     # The life of a request.
@@ -117,9 +124,9 @@ class Placement:
         if lease.decision.ttft_s is not None or lease.released:
             return
         lease.decision.ttft_s = now_s - lease.sent_s
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
         took_s = lease.worker.load.first_token(lease, now_s)
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         if lease.stream:
             lease.prefill_s = took_s
 
@@ -130,8 +137,8 @@ class Placement:
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -164,15 +171,21 @@ class Placement:
 
     # What sidecars and other routers tell.
 
-    def share_load(self, router: str, ttl_s: float) -> SharedLoad:
-        """From now on own load is told under this name, and that of other routers counts."""
-        self._shared = SharedLoad(router, self._fleet, self.load, ttl_s)
-        return self._shared
+    def share_load(self, board: "LoadBoard") -> None:
+        """From now on `board` is told of each worker whose `own_load` changed."""
+        self._board = board
+
+    def own_load(self, worker_id: WorkerId) -> tuple[int, int]:
+        """What this router has there: requests before their end, uncached tokens before their first token."""
+        worker = self._fleet.get(worker_id)
+        return (0, 0) if worker is None else (worker.load.in_flight, worker.load.pending_tokens)
+
+    def router_load(self, load: RouterLoad) -> None:
+        """What another router has in flight, see `OtherLoads`."""
+        self._other_loads.heard(load)
 
     def catch_up(self, now_s: float) -> bool:
         """To be called every 20 ms or so: does what is due, and 1 ms or two of what waits. True: call again at once."""
-        if self._shared is not None:
-            self._shared.expire(now_s)
         return self.cache_truth.catch_up(now_s)
 
     # Questions.
@@ -348,8 +361,8 @@ class Placement:
         fleet_load.busy_s += weight * prefill_s
         fleet_load.tokens += weight * uncached
         fleet_load.in_flight += 1
-        if self._shared is not None:
-            self._shared.changed[worker] = None
+        if self._board is not None:
+            self._board.touch(worker.id)
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
@@ -373,8 +386,8 @@ class Placement:
         if not lease.worker.load.release(lease, now_s):
             return False
         self.load.in_flight -= 1
-        if self._shared is not None:
-            self._shared.changed[lease.worker] = None
+        if self._board is not None:
+            self._board.touch(lease.worker.id)
         lease.decision.outcome = outcome
         lease.decision.duration_s = now_s - lease.sent_s
         return True
