@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from loadtest.bench import decision_rows, index_rows, scale_rows
+from loadtest.bench import decision_rows, event_rows, index_rows, scale_rows
 from loadtest.bench.contenders import NGINX, PEERS, WARMLINE, WARMLINE_TOKENS
 from loadtest.bench.cpu_rows import CPU
 from loadtest.bench.latency_rows import ADDED, UNSEEN_OTHERS, UNSEEN_SELF
@@ -39,6 +39,9 @@ LIMITS = (
     ("index", index_rows.BYTES, "", 100.0, False),
     ("index", index_rows.LOOKUP, "", 0.3, False),
     ("index", index_rows.INTAKE, "", 200_000.0, True),
+    ("events", event_rows.BYTES, "", 100.0, False),
+    ("events", event_rows.LOOKUP, "", 0.3, False),
+    ("events", event_rows.INTAKE, "", 200_000.0, True),
     ("scale", scale_rows.RATIO, "", 2.0, False),
 )
 

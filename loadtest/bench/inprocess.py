@@ -1,4 +1,4 @@
-"""Rows 5, 7 and 8 in a process of their own, so that memory and garbage of one row do not disturb another.
+"""Rows 5, 7, 8 and 9 in a process of their own, so that memory and garbage of one row do not disturb another.
 
 `python -m loadtest.bench.inprocess ROW [--quick] [--tokenizer FILE]` prints the row's figures as one JSON line.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from loadtest.bench.decision_rows import decision_row
+from loadtest.bench.event_rows import event_row
 from loadtest.bench.index_rows import index_row
 from loadtest.bench.results import Figure
 from loadtest.bench.scale_rows import scale_row
@@ -20,6 +21,7 @@ DEADLINE_S = 240.0
 ROWS: dict[str, Callable[[str | None, bool], list[Figure]]] = {
     "decision": lambda tokenizer, quick: decision_row(tokenizer, quick=quick),
     "index": lambda _, quick: index_row(quick=quick),
+    "events": lambda _, quick: event_row(quick=quick),
     "scale": lambda _, quick: scale_row(quick=quick),
 }
 

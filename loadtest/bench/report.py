@@ -132,7 +132,7 @@ def show(results: Results, facts: dict[str, Any], console: Console) -> None:
     tables = [cpu_table(results, row.name, row.title) for row in ROWS]
     tables.append(pivot_table(results, "first-byte", "First byte when idle: direct, and what each adds"))
     tables.append(pivot_table(results, "unseen", "Never-seen prompt of 100 k tokens"))
-    tables.append(figure_table(results, ("decision", "index", "scale"), "Decisions and index (in-process)"))
+    tables.append(figure_table(results, ("decision", "index", "events", "scale"), "Decisions and index (in-process)"))
     for table in tables:
         if table is not None:
             console.print(table)

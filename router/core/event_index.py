@@ -2,7 +2,7 @@
 
 Rules the structure lives by:
 - What a worker holds is prefix-closed (see cache_delta.py), so along a chain the set of holders only shrinks, and where it
-  changes is found by galloping and bisection: a lookup costs the logarithm of the prompt's length for each change.
+  changes is found by bisection: a lookup looks at the logarithm of the prompt's length for each change.
 - A block is one 64-bit word: 42 bits of its key and the number of its set of holders. The table is cut into many small
   ones by 13 other bits of the key, so that growing never takes long. Two keys that share these 55 bits are taken for one:
   in ten million blocks that happens once in a thousand such indexes.
@@ -98,41 +98,17 @@ class EventIndex:
     def levels(self, keys: "array[int]", among: int) -> list[Level]:
         """Leading blocks held, as `PrefixIndex.levels` tells it, by the workers of this mask of slots only."""
         found: list[Level] = []
-        end = len(keys)
-        if not end:
-            return found
-        same = self._set_of(keys[0])  # a set whose members, as far as asked for, are `mask`
-        at, mask = 0, self._slots_in(same) & among
-        while mask:
-            low, high, step, below = at, at + 1, 1, 0
-            while high < end:
-                number = self._set_of(keys[high])
-                if number != same:
-                    below = self._slots_in(number) & mask
-                    if below != mask:
-                        break
-                    same = number
-                low = high
-                step += step
-                high = low + step
-                if high >= end:
-                    high = end - 1 if low < end - 1 else end
-            while high - low > 1:
-                middle = (low + high) // 2
-                number = self._set_of(keys[middle])
-                if number == same:
-                    low = middle
-                    continue
-                others = self._slots_in(number) & mask
-                if others == mask:
-                    low = middle
-                else:
-                    high, below = middle, others
-            found.append(Level(high, mask))
-            if high >= end:
-                break
-            at, mask, same = high, below, self._set_of(keys[high])
-        found.reverse()
+        last = len(keys) - 1
+        if last >= 0:
+            first_set = self._set_of(keys[0])
+            holders = self._slots_in(first_set) & among
+            if holders:
+                last_set = self._set_of(keys[last]) if last else first_set
+                left = self._slots_in(last_set) & holders
+                if left:
+                    found.append(Level(last + 1, left))
+                if left != holders:
+                    self._find_changes(keys, 0, first_set, holders, last, last_set, left, found)
         return found
 
     def depth(self, slot: int, keys: "array[int]") -> int:
@@ -217,10 +193,37 @@ class EventIndex:
             self._dirty |= bit
         self._bits[slot] = self._held[slot] = 0
 
+    def _find_changes(
+        self, keys: "array[int]", low: int, low_set: int, holders: int, high: int, high_set: int, left: int,
+        found: list[Level],
+    ) -> None:  # fmt: skip
+        """Appends the levels between two blocks, deeper ones first: `holders` hold the first of them, `left` of those the
+        second."""
+        while high - low > 1:
+            middle = (low + high) // 2
+            number = self._set_of(keys[middle])
+            if number == low_set:
+                low = middle
+                continue
+            if number == high_set:
+                high = middle
+                continue
+            some = (self._slots_in(number) & holders) | left
+            if some == left:
+                high, high_set = middle, number
+            elif some == holders:
+                low, low_set = middle, number
+            else:
+                self._find_changes(keys, middle, number, some, high, high_set, left, found)
+                high, high_set, left = middle, number, some
+        found.append(Level(high, holders))
+
     def _slots_in(self, number: int) -> int:
         """The slots of a set's members, as a mask."""
         mask = self._masks[number]
-        return mask & self._low | (mask & self._high) >> self._max_slots
+        if self._high:
+            return mask & self._low | (mask & self._high) >> self._max_slots
+        return mask & self._low
 
     def _set_of(self, key: int) -> int:
         places = self._tables[key & SHARD_MASK]

@@ -4,13 +4,15 @@ from array import array
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from router.core.cache_delta import CacheChange, CacheDelta, CacheSnapshot, Removed, Stored
+from router.core.cache_delta import CacheChange, CacheDelta, CacheSnapshot, Cleared, Removed, Stored
 from router.core.cache_truth import united, without
 from router.core.fleet import FleetChange, Worker
 from router.core.load import Lease
 from router.core.prefix_node import Level
-from router.core.types import KeyForm, PromptKeys, Truth, Usage
+from router.core.types import KeyForm, PromptKeys, Truth, Usage, WorkerId
 from router.settings import CacheSettings
 from tests.core.builders import chain, levels, prompt, ready_fleet, report
 from tests.core.test_placement import World as PlacementWorld
@@ -366,6 +368,57 @@ def test_a_router_that_starts_late_is_right_with_the_first_choice() -> None:
     assert world.truth_of(1) is Truth.EXACT
     lease = world.choose(prompt([50, *range(60), 7]))
     assert (lease.worker.slot, lease.decision.predicted_cached_tokens) == (1, 976)
+
+
+hostile_keys = st.lists(st.sampled_from([*chain(range(12)), 0, 1, (1 << 64) - 1]), max_size=20).map(
+    lambda keys: array("Q", keys)
+)
+hostile_changes = st.one_of(
+    st.builds(Stored, st.none() | st.sampled_from([*chain(range(12)), 5]), hostile_keys),
+    st.builds(Removed, hostile_keys),
+    st.builds(Cleared),
+)
+hostile_messages = st.tuples(
+    st.sampled_from(["delta", "snapshot", "lost", "choose", "report", "catch up"]),
+    st.sampled_from(["10.0.0.2:8000", "nobody:1", ""]),
+    st.sampled_from(["g1", "g2", ""]),
+    st.integers(-3, 6) | st.just(1 << 70),
+    st.lists(hostile_changes, max_size=4).map(tuple),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(hostile_messages, max_size=30))
+def test_a_hostile_sidecar_harms_only_its_own_worker(
+    messages: list[tuple[str, str, str, int, tuple[CacheChange, ...]]],
+) -> None:
+    """Anything in any order from one worker and from strangers: nothing raises, the other worker's blocks stay what it said,
+    and requests go on."""
+    world = World(count=2)
+    world.tell(0, stored(range(9)))
+    for what, name, generation, seq, changes in messages:
+        worker_id = WorkerId(name)
+        match what:
+            case "delta":
+                world.truth.delta(CacheDelta(worker_id, generation, seq, changes))
+            case "snapshot":
+                runs = tuple(change for change in changes if isinstance(change, Stored))
+                world.truth.snapshot(CacheSnapshot(worker_id, generation, seq, runs))
+            case "lost":
+                world.truth.lost(worker_id)
+            case "choose":
+                lease = world.choose(prompt(range(seq % 12)))
+                world.finish(lease, Usage(lease.decision.prompt_tokens, max(seq, 0), 1))
+            case "report":
+                world.now_s += 1.0
+                told = report(world.workers[1], world.now_s, generation=generation, truth=Truth.EXACT)
+                world.fleet.apply(told, world.now_s)
+            case "catch up":
+                world.placement.catch_up(world.now_s)
+        own = world.truth.events.levels(chain(range(12)), 0b1)
+        assert pairs(own) == [(9, 0b1)]
+        assert world.truth.feed.in_sync(world.workers[0].id)
+    assert world.placement.load.in_flight == 0
 
 
 @pytest.mark.parametrize(
