@@ -34,6 +34,7 @@ class LlamaCppOptions:
     slot_context_tokens: int = 4096
     threads: int = 1
     cache_ram_mib: int = 0
+    unified_kv: bool = False
 
     def argv(self) -> list[str]:
         return [
@@ -41,6 +42,7 @@ class LlamaCppOptions:
             *("--model", str(self.model_path), "--alias", self.alias, "--port", str(self.port)),
             *("--slots", str(self.slots), "--slot-context-tokens", str(self.slot_context_tokens)),
             *("--threads", str(self.threads), "--cache-ram-mib", str(self.cache_ram_mib)),
+            *(("--unified-kv",) if self.unified_kv else ()),
         ]
 
 

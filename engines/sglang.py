@@ -36,6 +36,7 @@ class Sglang:
 
     async def describe(self, *, fresh: bool) -> Look:
         look = await list_models(self._http)
+        name_adapters(look)
         if fresh:
             self._has_loads = True
             await self._add_server_info(look)
@@ -57,6 +58,19 @@ class Sglang:
                 add_info(look, json_object(answer))
             if not answer.unknown_route:
                 return
+
+
+def name_adapters(look: Look) -> None:
+    """Adapters are asked for as `base:adapter`; any other unknown name, the adapter's own too, is answered by the base model.
+
+    The first of the models that is no adapter is the base.
+    """
+    if not look.adapters or look.models is None:
+        return
+    bases = [name for name in look.models if name not in look.adapters]
+    base = bases[0] if bases else ""
+    look.adapters = {f"{base}:{name}": path for name, path in look.adapters.items()}
+    look.models = (*bases, *look.adapters)
 
 
 def add_info(look: Look, info: dict[str, Any]) -> None:

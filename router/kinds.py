@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row; all but the first and the last two fields are words for people, a line each.
+    """One row; all but the first and the last three fields are words for people, a line each.
 
     `adapter` is `module:class` of the engines.adapter.Adapter that looks at such an engine. Without `reuses_prefixes` an
-    engine never gets credit for a prompt that it has seen.
+    engine never gets credit for a prompt that it has seen. `has_slots`: its cache is one content per slot, as llama.cpp's.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Kind:
     cancel: str  # what it does when a client hangs up
     adapter: str
     reuses_prefixes: bool = True
+    has_slots: bool = False
 
 
 ROWS = (
@@ -55,12 +56,13 @@ ROWS = (
         name="llama.cpp",
         engine="llama.cpp server",
         load="`/metrics` (`--metrics`), else `/slots` (running requests only)",
-        cache="what was sent to it, corrected by the cached tokens that every answer tells",
+        cache="what was sent to it through a model of its slots and RAM cache, corrected by the cached tokens of every answer",
         loading="`/health` 503 `Loading model`",
         overload="none: requests wait for a slot without bound",
         errors='`{"error":{"code","message","type"}}`, code a number',
         cancel="aborts at once, except requests with `X-Conversation-Id`",
         adapter="engines.llama_cpp:LlamaCpp",
+        has_slots=True,
     ),
     Kind(
         name="deepspeed",

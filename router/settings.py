@@ -170,11 +170,13 @@ class EngineSpec:
     url: str
     model: str | None = None
     capacity_tokens: int | None = None
+    ram_tokens: int | None = None
     events: str | None = None
     replay: str | None = None
     metrics: str | None = None
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
+    adapters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -184,6 +186,8 @@ class EngineSpec:
             raise SettingsError(f"engine: metrics {self.metrics!r} is not http://HOST[:PORT]/PATH")
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
             raise SettingsError(f"engine: capacity_tokens {self.capacity_tokens} is not at least 1")
+        if self.ram_tokens is not None and self.ram_tokens < 0:
+            raise SettingsError(f"engine: ram_tokens {self.ram_tokens} is not at least 0")
         if not 0 < self.weight <= 1000:
             raise SettingsError(f"engine: weight {self.weight} is not above 0 and at most 1000")
 
@@ -235,11 +239,13 @@ def parse_engine(text: str) -> EngineSpec:
 ENGINE_OPTIONS: Mapping[str, Any] = {
     "model": str,
     "capacity_tokens": int,
+    "ram_tokens": int,
     "events": str,
     "replay": str,
     "metrics": str,
     "api_key": str,
     "weight": float,
+    "adapters": lambda text: tuple(name for name in text.split("+") if name),
 }
 
 

@@ -103,6 +103,8 @@ ENGINES: list[tuple[str, EngineSpec]] = [
     ("openai=http://a/v1/llm", EngineSpec("openai", "http://a/v1/llm")),
     ("vllm=http://a,weight=0.5,capacity_tokens=7", EngineSpec("vllm", "http://a", capacity_tokens=7, weight=0.5)),
     ("vllm=http://a,model=org/m:v,api_key=k=v", EngineSpec("vllm", "http://a", model="org/m:v", api_key="k=v")),
+    ("llama.cpp=http://a,ram_tokens=0", EngineSpec("llama.cpp", "http://a", ram_tokens=0)),
+    ("tgi=http://a,adapters=legal+org/tax", EngineSpec("tgi", "http://a", adapters=("legal", "org/tax"))),
     ("triton=http://a,metrics=http://a:8002/metrics", EngineSpec("triton", "http://a", metrics="http://a:8002/metrics")),
     ("vllm=http://a,events=tcp://a:1,replay=tcp://a:2", EngineSpec("vllm", "http://a", events="tcp://a:1", replay="tcp://a:2")),
 ]
@@ -117,6 +119,7 @@ def test_engine_texts(text: str, engine: EngineSpec) -> None:
 BAD_ENGINES = [
     ("http://a:8000", "is not KIND=URL"),
     ("", "is not KIND=URL"),
+    ("llama.cpp=http://a,ram_tokens=-1", "ram_tokens -1 is not at least 0"),
     ("ollama=http://a", f"kind 'ollama' is not one of {', '.join(KINDS)}"),
     ("vllm=https://a", "url 'https://a' is not http://HOST[:PORT][/PREFIX]"),
     ("vllm=http://", "is not http://HOST"),

@@ -18,6 +18,7 @@ from router.core.prefix_index import PrefixIndex
 from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
+from router.core.slot_workers import SlotWorkers
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
@@ -26,6 +27,7 @@ from router.settings import CacheSettings, RoutingSettings
 MAX_POOLS: Final = 256
 ENDED: Final = -1  # life of a lease whose results count no more
 NO_CACHE: Final = Truth.NONE
+NOTHING_LOST: Final[list[tuple[int, int]]] = []
 
 __all__ = ["Lease", "Placement"]
 
@@ -45,6 +47,7 @@ class Placement:
         self._session_credit_s = routing.session_credit_s
         self._max_candidates = routing.max_candidates
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
+        self._slots = SlotWorkers(cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
         self._ring = Ring(routing.ring_points)
@@ -87,7 +90,7 @@ class Placement:
         q = Question(pool, index.levels(walk), ring_key, hint, now_s)
         q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
-        self._price(q, prompt.prompt_tokens, weight)
+        self._price(q, prompt, weight)
         place, reason = self._policy.pick(q, self._view)
         if tried:
             reason = "retry"
@@ -136,6 +139,7 @@ class Placement:
             self._time(lease, uncached, completion_tokens, now_s)
         if cached_tokens is not None:
             self._calibration.compare(lease, cached_tokens, told_tokens)
+        self._slots.finished(lease, usage)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -191,14 +195,17 @@ class Placement:
     def joined(self, worker: Worker) -> None:
         self._ring.add(worker.slot, worker.id, worker.weight)
         self._calibration.joined(worker)
+        self._slots.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
         self._calibration.left(worker)
+        self._slots.left(worker)
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
         self._calibration.restarted(worker)
+        self._slots.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
         self._calibration.retold(worker)
@@ -233,7 +240,7 @@ class Placement:
         worker = None if worker_id is None else self._fleet.get(worker_id)
         return worker if worker is not None and pool.mask & worker.bit else None
 
-    def _price(self, q: Question, prompt_tokens: int, weight: float) -> None:
+    def _price(self, q: Question, prompt: PromptKeys, weight: float) -> None:
         """Fills in the candidates and what each would cost."""
         workers, load = q.pool.workers, self.load
         if len(workers) <= self._max_candidates:
@@ -247,7 +254,10 @@ class Placement:
             if nominee is not None and nominee not in q.candidates:
                 nominee.matched_blocks = held_blocks(nominee, q.levels, 0)
                 q.candidates.append(nominee)
-        q.priced = price(q.candidates, prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
+        lost = self._slots.note_matches(q.candidates, prompt) if self._slots.any else NOTHING_LOST
+        q.priced = price(q.candidates, prompt.prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
+        for place, tokens in lost:  # who needs them next pays for computing them again
+            q.priced[place].bid_s += tokens * self.speed.s_per_token * q.candidates[place].speed.factor
         if q.hint is not None:
             q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 
@@ -292,6 +302,8 @@ class Placement:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
         lease.stream = stream
+        if self._slots.any:
+            self._slots.sent(lease)
         load.take(lease)
         load.arrivals += weight
         load.busy_s += weight * prefill_s
@@ -345,6 +357,7 @@ class Placement:
             stats.actual_known_prompt_tokens += prompt_tokens
 
     def _undo(self, lease: Lease) -> None:
+        self._slots.undone(lease)
         if lease.inserted_s is not None and lease.life == lease.worker.life:
             self.index.drop(lease.worker.slot, lease.prompt.keys, lease.matched_blocks, lease.inserted_s)
         lease.life = ENDED
