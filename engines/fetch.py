@@ -2,15 +2,18 @@
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import orjson
 from yarl import URL
 
 from router.settings import EngineSpec
+
+if TYPE_CHECKING:
+    from engines.shared_answers import SharedAnswers
 
 JSON_LIMIT_BYTES = 1024 * 1024
 METRICS_LIMIT_BYTES = 8 * 1024 * 1024
@@ -68,10 +71,12 @@ class Answer:
 class EngineHttp:
     """Requests to one engine. Every failure is an EngineError (Refused, NoAnswer, BadAnswer); any status is an answer.
 
-    Redirects are answers, not followed.
+    Redirects are answers, not followed. `shared`: the ranks of one engine ask for the same things, see there.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, spec: EngineSpec, timeout_s: float) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, spec: EngineSpec, timeout_s: float, shared: "SharedAnswers | None" = None
+    ) -> None:
         self._session = session
         self._root = spec.url.rstrip("/")
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
@@ -80,9 +85,11 @@ class EngineHttp:
         if spec.api_key is not None:
             self._headers["Authorization"] = f"Bearer {spec.api_key}"
         self.metrics_url = spec.metrics
+        self.rank = spec.rank
+        self._shared = shared
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
-        return await self._ask("GET", path, self._root + path, self._headers, None, limit_bytes)
+        return await self._get(path, self._root + path, self._headers, limit_bytes)
 
     async def post(self, path: str, value: Any) -> Answer:
         """With `value` as a JSON body."""
@@ -92,8 +99,14 @@ class EngineHttp:
     async def page(self, path: str = "/metrics") -> Answer:
         """The Prometheus page: the one that `metrics=` names, to which the engine's key is not sent, else that path."""
         if self.metrics_url is not None:
-            return await self._ask("GET", "metrics", self.metrics_url, self._open_headers, None, METRICS_LIMIT_BYTES)
+            return await self._get("metrics", self.metrics_url, self._open_headers, METRICS_LIMIT_BYTES)
         return await self.get(path, METRICS_LIMIT_BYTES)
+
+    async def _get(self, path: str, address: str, headers: Mapping[str, str], limit_bytes: int) -> Answer:
+        def ask() -> Awaitable[Answer]:
+            return self._ask("GET", path, address, headers, None, limit_bytes)
+
+        return await (ask() if self._shared is None else self._shared.get(address, ask))
 
     async def _ask(
         self, method: str, path: str, address: str, headers: Mapping[str, str], body: bytes | None, limit_bytes: int

@@ -43,10 +43,19 @@ class Vllm:
     async def scrape(self) -> Look:
         """One series per data-parallel engine behind the port: counts add up, cache use is averaged."""
         samples = METRICS.read(await self._http.page())
-        look = Look() if samples is None else read_page(samples)
+        look = Look() if samples is None else read_page(of_rank(samples, self._http.rank))
         if samples is not None and "adapters at work" in samples:
             self._resident = look.loaded_adapters = resident(samples["adapters at work"], self._resident)
         return look
+
+
+def of_rank(samples: Samples, rank: int | None) -> Samples:
+    """Without the series of other data-parallel engines behind the port; None: all of them."""
+    if rank is None:
+        return samples
+    return {
+        meaning: [s for s in series if s.labels.get("engine", str(rank)) == str(rank)] for meaning, series in samples.items()
+    }
 
 
 def read_page(samples: Samples) -> Look:

@@ -53,6 +53,7 @@ def test_secrets_are_masked() -> None:
     text = engine_text(parse_engine("vllm=http://a,api_key=secret,capacity_tokens=5,weight=1.5"))
     assert text == "vllm=http://a,capacity_tokens=5,api_key=***,weight=1.5"
     assert engine_text(parse_engine("tgi=http://a,adapters=x+y,ram_tokens=0")) == "tgi=http://a,ram_tokens=0,adapters=x+y"
+    assert engine_text(parse_engine("vllm=http://a,ranks=2")) == "vllm=http://a,ranks=2"
     assert "secret" not in resolved_from("--engine=vllm=http://a,api_key=secret")
 
 

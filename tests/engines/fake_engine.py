@@ -9,6 +9,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from engines.fetch import EngineHttp, open_session
+from engines.shared_answers import SharedAnswers
 from router.settings import EngineSpec
 
 
@@ -85,14 +86,15 @@ class FakeEngine:
 class Connected:
     """A session and GETs to one fake engine, closed together."""
 
-    def __init__(self, engine: FakeEngine, timeout_s: float = 2.0, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine, timeout_s: float = 2.0, shared: SharedAnswers | None = None, **options: Any) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
+        self._shared = shared
         self._options = options
 
     async def __aenter__(self) -> EngineHttp:
         self._session = open_session()
-        return EngineHttp(self._session, self._engine.spec("openai", **self._options), self._timeout_s)
+        return EngineHttp(self._session, self._engine.spec("openai", **self._options), self._timeout_s, self._shared)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -54,6 +54,15 @@ async def test_page_of_two_ranks() -> None:
     assert look.extra == {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 6000.0}
 
 
+@pytest.mark.parametrize(("rank", "expected"), [(0, (3, 2, 0.5, 32_000)), (1, (1, 0, 0.25, 16_000)), (2, (None,) * 4)])
+async def test_page_of_one_rank(rank: int, expected: tuple[float | None, ...]) -> None:
+    """A worker that is one data-parallel rank has the series of that engine, and the marks of the process they share."""
+    async with FakeEngine({"/metrics": Reply(PAGE)}) as engine, Connected(engine, rank=rank) as http:
+        look = await Vllm(http).scrape()
+    assert (look.running, look.waiting, look.kv_used_ratio, look.capacity_tokens) == expected
+    assert look.markers == {"process_start_time_seconds": "1785000000.25"}
+
+
 async def test_page_through_an_exporter() -> None:
     """Names whose colons became underscores on the way say the same."""
     assert await scrape(Reply(RELABELLED_PAGE)) == await scrape(Reply(PAGE))
