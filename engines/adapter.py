@@ -25,9 +25,12 @@ class Look:
 
     `markers` name the process: equal means the same process, different means a restart. `hints` prove only a restart,
     by changing. `counters` never fall within one process life. `unlisted`: there is no model list, though its kind has one.
+    `adapters`: those of the models that are LoRA adapters → where their weights are from, "" where that is not told.
     """
 
     models: tuple[str, ...] | None = None
+    adapters: dict[str, str] | None = None
+    loaded_adapters: tuple[str, ...] | None = None
     unlisted: bool = False
     block_tokens: int | None = None
     capacity_tokens: int | None = None

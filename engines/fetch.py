@@ -3,15 +3,18 @@
 import asyncio
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import orjson
 
 from engines.http_connection import ConnectionGone, HttpConnection, NotHttp, TooLarge
 from router.settings import EngineSpec
+
+if TYPE_CHECKING:
+    from engines.shared_answers import SharedAnswers
 
 JSON_LIMIT_BYTES = 1024 * 1024
 METRICS_LIMIT_BYTES = 8 * 1024 * 1024
@@ -67,17 +70,20 @@ class Answer:
 class EngineHttp:
     """Requests to one engine over kept connections. Every failure is an EngineError (Refused, NoAnswer, BadAnswer).
 
-    Any status is an answer; redirects are answers, not followed.
+    Any status is an answer; redirects are answers, not followed. `shared`: the ranks of one engine ask for the same things,
+    see there.
     """
 
-    def __init__(self, spec: EngineSpec, timeout_s: float) -> None:
+    def __init__(self, spec: EngineSpec, timeout_s: float, shared: "SharedAnswers | None" = None) -> None:
         key = f"Authorization: Bearer {spec.api_key}\r\n" if spec.api_key is not None else ""
         self._engine = Site(spec.url, key, timeout_s)
         self.metrics_url = spec.metrics
+        self.rank = spec.rank
         self._metrics = Site(spec.metrics, "", timeout_s) if spec.metrics is not None else None
+        self._shared = shared
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
-        return await self._engine.ask("GET", path, b"", limit_bytes)
+        return await self._get(self._engine, path, limit_bytes)
 
     async def post(self, path: str, body: bytes, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
         """A JSON body. The engine may get it twice: not for what changes anything there."""
@@ -86,7 +92,7 @@ class EngineHttp:
     async def page(self, path: str = "/metrics") -> Answer:
         """The Prometheus page: the one that `metrics=` names, to which the engine's key is not sent, else that path."""
         if self._metrics is not None:
-            return await self._metrics.ask("GET", "", b"", METRICS_LIMIT_BYTES)
+            return await self._get(self._metrics, "", METRICS_LIMIT_BYTES)
         return await self.get(path, METRICS_LIMIT_BYTES)
 
     def close(self) -> None:
@@ -94,6 +100,12 @@ class EngineHttp:
         self._engine.close()
         if self._metrics is not None:
             self._metrics.close()
+
+    async def _get(self, site: "Site", path: str, limit_bytes: int) -> Answer:
+        def ask() -> Awaitable[Answer]:
+            return site.ask("GET", path, b"", limit_bytes)
+
+        return await (ask() if self._shared is None else self._shared.get(path, ask))
 
 
 class Site:

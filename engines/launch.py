@@ -71,6 +71,7 @@ class LlamaCppOptions:
     slot_context_tokens: int = 4096
     threads: int = 1
     cache_ram_mib: int = 0
+    unified_kv: bool = False
     kind: str = "llama.cpp"
     reports_url: bool = True
     health_path: str = "/health"
@@ -81,6 +82,7 @@ class LlamaCppOptions:
             *("--model", str(self.model_path), "--alias", self.alias, "--port", str(port)),
             *("--slots", str(self.slots), "--slot-context-tokens", str(self.slot_context_tokens)),
             *("--threads", str(self.threads), "--cache-ram-mib", str(self.cache_ram_mib)),
+            *(("--unified-kv",) if self.unified_kv else ()),
         ]
 
     def environment(self) -> Mapping[str, str]:

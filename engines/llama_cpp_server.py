@@ -22,6 +22,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--slot-context-tokens", type=int, default=4096, help="prompt and answer of one request")
     parser.add_argument("--threads", type=int, default=1, help="more than one only on idle cores: they spin for each other")
     parser.add_argument("--cache-ram-mib", type=int, default=0, help="prompts kept in memory beside the slots; 0 is none")
+    parser.add_argument("--unified-kv", action="store_true", help="one cache for all slots, as llama-server has without -np")
     return parser
 
 
@@ -39,6 +40,7 @@ def parameters(options: argparse.Namespace) -> Any:
     params.cpuparams.n_threads = options.threads
     params.cpuparams_batch.n_threads = options.threads
     params.cache_ram_mib = options.cache_ram_mib
+    params.kv_unified = options.unified_kv
     params.endpoint_metrics = params.endpoint_slots = params.endpoint_props = True
     params.use_jinja = True
     params.offline = True

@@ -58,19 +58,29 @@ async def list_models(http: EngineHttp) -> Look:
 
 
 def read_models(answer: Answer) -> Look:
-    """The ids (and llama.cpp's aliases) of a model list. Where the answer is none, models stay unknown and detail says why."""
+    """The ids (and llama.cpp's aliases) of a model list. Where the answer is none, models stay unknown and detail says why.
+
+    A card with a parent is a LoRA adapter; the parent's name tells nothing, for it is often that of the repository that the
+    adapter was trained on. Models that are only downloaded (`"loaded": false`, Unsloth Studio) would push the loaded one out.
+    """
     if not answer.ok:
         return Look(detail=f"models unknown: {answer.path} answered {answer.status}")
     data = json_object(answer).get("data")
     if not isinstance(data, list):
         return Look(detail=f"models unknown: {answer.path} has no list")
     names: dict[str, None] = {}
+    adapters: dict[str, str] = {}
     for entry in rows(data)[:MAX_MODELS]:
+        if entry.get("loaded") is False:
+            continue
         aliases = entry.get("aliases")
         for name in [entry.get("id"), *(aliases[:MAX_MODELS] if isinstance(aliases, list) else ())]:
             if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS:
                 names[name] = None
-    return Look(models=tuple(names)[:MAX_MODELS], detail="" if names else "lists no model")
+                if isinstance(entry.get("parent"), str) and entry["parent"]:
+                    root = entry.get("root")
+                    adapters[name] = root if isinstance(root, str) else ""
+    return Look(models=tuple(names)[:MAX_MODELS], adapters=adapters, detail="" if names else "lists no model")
 
 
 def json_object(answer: Answer) -> dict[str, Any]:

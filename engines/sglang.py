@@ -36,6 +36,7 @@ class Sglang:
 
     async def describe(self, *, fresh: bool) -> Look:
         look = await list_models(self._http)
+        name_adapters(look)
         if fresh:
             self._has_loads = True
             await self._add_server_info(look)
@@ -45,9 +46,9 @@ class Sglang:
         if self._has_loads:
             answer = await self._http.get(LOADS)
             if not answer.unknown_route:
-                return read_loads(answer)
+                return read_loads(answer, self._http.rank)
             self._has_loads = False
-        return read_page(await self._http.page())
+        return read_page(await self._http.page(), self._http.rank)
 
     async def _add_server_info(self, look: Look) -> None:
         """Page size, cache size, and the seed, drawn at each start unless given. Costs a scheduler turn: asked once."""
@@ -59,6 +60,19 @@ class Sglang:
                 return
 
 
+def name_adapters(look: Look) -> None:
+    """Adapters are asked for as `base:adapter`; any other unknown name, the adapter's own too, is answered by the base model.
+
+    The first of the models that is no adapter is the base.
+    """
+    if not look.adapters or look.models is None:
+        return
+    bases = [name for name in look.models if name not in look.adapters]
+    base = bases[0] if bases else ""
+    look.adapters = {f"{base}:{name}": path for name, path in look.adapters.items()}
+    look.models = (*bases, *look.adapters)
+
+
 def add_info(look: Look, info: dict[str, Any]) -> None:
     """Only the named fields are read: the answer repeats every launch argument, keys of the server among them."""
     look.block_tokens = whole(info.get("page_size")) or None
@@ -68,13 +82,16 @@ def add_info(look: Look, info: dict[str, Any]) -> None:
         look.hints["random_seed"] = str(seed)
 
 
-def read_loads(answer: Answer) -> Look:
-    """One row per data-parallel rank: counts and cache sizes add up, cache use is averaged. BadAnswer when it is none."""
+def read_loads(answer: Answer, rank: int | None = None) -> Look:
+    """The row of one data-parallel rank, or of all: counts and cache sizes add up, cache use is averaged.
+
+    BadAnswer when it is none.
+    """
     if answer.refuses_key:
         return Look()
     if not answer.ok:
         raise BadAnswer(f"{answer.path} answered {answer.status}")
-    ranks = rows(mapping(answer.json()).get("loads"))
+    ranks = [row for row in rows(mapping(answer.json()).get("loads")) if rank is None or row.get("dp_rank") == rank]
     used = [ratio(rank.get("token_usage")) for rank in ranks]
     known = [share for share in used if share is not None]
     look = Look(
@@ -94,12 +111,12 @@ def _over_ranks(ranks: list[dict[str, Any]], key: str) -> int | None:
     return sum_known([whole(rank.get(key)) for rank in ranks])
 
 
-def read_page(answer: Answer) -> Look:
-    """All unknown where metrics are off (the default)."""
+def read_page(answer: Answer, rank: int | None = None) -> Look:
+    """Of one data-parallel rank, or of all. All unknown where metrics are off (the default)."""
     page = METRICS.read(answer)
     if page is None:
         return Look()
-    samples = whole_engine(page)
+    samples = whole_engine(page, rank)
     block_tokens, capacity_tokens = cache_shape(samples)
     return Look(
         running=whole(total(samples, "running")),
@@ -122,11 +139,16 @@ def cache_shape(samples: Samples) -> tuple[int | None, int | None]:
     return page, capacity
 
 
-def whole_engine(samples: Samples) -> Samples:
-    """Without series that repeat a count: the shares of each priority (their total has an empty one), further model shards."""
-    return {name: [sample for sample in series if _counts_once(sample)] for name, series in samples.items()}
+def whole_engine(samples: Samples, rank: int | None) -> Samples:
+    """Without series of other data-parallel ranks, unless all are asked for, and without those that repeat a count.
+
+    Those are the shares of each priority (their total has an empty one) and of further model shards.
+    """
+    return {name: [sample for sample in series if _counts_once(sample, rank)] for name, series in samples.items()}
 
 
-def _counts_once(sample: Sample) -> bool:
+def _counts_once(sample: Sample, rank: int | None) -> bool:
     labels = sample.labels
+    if rank is not None and labels.get("dp_rank", str(rank)) != str(rank):
+        return False
     return labels.get("priority", "") == "" and labels.get("tp_rank", "0") == "0" and labels.get("pp_rank", "0") == "0"

@@ -15,6 +15,7 @@ import uvloop
 from aiohttp import web
 
 from engines.fetch import EngineHttp
+from engines.shared_answers import SharedAnswers
 from engines.sidecar.watch import watch
 from engines.token_routes import TokenRoutes, token_routes_of
 from router.admin.app import make_app
@@ -70,14 +71,25 @@ class Router:
     # Workers
 
     def add_worker(self, spec: EngineSpec) -> None:
-        """Start to watch an engine and, once it is ready, to route to it. Raises ValueError where there is no room."""
+        """Start to watch an engine, or each of its ranks, and to route to it once it is ready.
+
+        Raises ValueError where there is no room for all of it.
+        """
+        ranks = spec.by_rank()
+        if len(self.fleet) + len(ranks) > self.settings.fleet.max_workers:
+            raise ValueError(f"max_workers {self.settings.fleet.max_workers} is reached")
+        shared = SharedAnswers(self.settings.fleet.scrape_interval_s / 2, time.monotonic) if len(ranks) > 1 else None
+        for rank in ranks:
+            self._add_rank(rank, shared)
+
+    def _add_rank(self, spec: EngineSpec, shared: SharedAnswers | None) -> None:
         assert self._group is not None
         worker = self.fleet.add(spec, time.monotonic())
         log.info("worker %s joins as %s", worker.id, worker.kind)
         if self.shared is not None:
             self.shared.intake.watch(worker.id)
         self._watches[worker.id] = self._group.create_task(
-            watch(spec, self.settings.fleet, self.state.report, time.monotonic, self._fleet_size)
+            watch(spec, self.settings.fleet, self.state.report, time.monotonic, self._fleet_size, shared=shared)
         )
 
     def remove_worker(self, worker_id: str) -> None:

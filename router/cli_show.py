@@ -185,6 +185,7 @@ WORKER_COLUMNS = (
     "kind",
     "state",
     "models",
+    "adapters",
     "in flight",
     "running",
     "waiting",
@@ -196,20 +197,26 @@ WORKER_COLUMNS = (
 )
 
 
+NUMBER_COLUMNS = frozenset(("in flight", "running", "waiting", "KV used", "held", "tokens/s"))
+
+
 def print_workers(workers: Sequence[Row], out: Console) -> None:
     """A row per worker; a second line explains the columns that need it."""
     if not workers:
         out.print("The router knows no workers.")
         return
-    table = make_table(WORKER_COLUMNS, frozenset(WORKER_COLUMNS[4:10]))
+    adapters = [adapters_text(worker) for worker in workers]
+    columns = [name for name in WORKER_COLUMNS if name != "adapters" or any(adapters)]
+    table = make_table(columns, NUMBER_COLUMNS)
     speeds = [own_speed(worker) for worker in workers]
-    for worker, speed in zip(workers, speeds, strict=True):
+    for worker, speed, names in zip(workers, speeds, adapters, strict=True):
         state = cell(worker.get("lifecycle"))
         table.add_row(
             Text(cell(worker.get("id"))),
             Text(cell(worker.get("kind"))),
             Text(state, style=LIFECYCLE_STYLES.get(state, "")),
-            Text(cell(worker.get("models"))),
+            Text(cell(base_models(worker))),
+            *([Text(names or UNKNOWN)] if any(adapters) else []),
             cell(worker.get("in_flight"), ","),
             cell(worker.get("running"), ","),
             cell(worker.get("waiting"), ","),
@@ -222,9 +229,37 @@ def print_workers(workers: Sequence[Row], out: Console) -> None:
     out.print(table)
     out.print(
         "held: how full the router takes its cache to be. tokens/s: of prompts; ~ not measured on this worker yet.\n"
-        "cached: tokens per recent request, predicted → actual.",
+        "cached: tokens per recent request, predicted → actual."
+        + (" adapters: (version), * in the engine's memory." if any(adapters) else ""),
         style="dim",
     )
+
+
+def base_models(worker: Row) -> object:
+    """Its models but for adapters, which have a column of their own."""
+    models, adapters = worker.get("models"), adapter_names(worker)
+    return [name for name in models if name not in adapters] if isinstance(models, list) and adapters else models
+
+
+def adapter_names(worker: Row) -> dict[str, str]:
+    """Name → version of its LoRA adapters, told as NAME or NAME@VERSION; the whole text where that is a model's name."""
+    told, models = worker.get("adapters"), worker.get("models")
+    names: dict[str, str] = {}
+    for text in told if isinstance(told, list) else ():
+        name, _, version = str(text).rpartition("@")
+        is_name = not name or (isinstance(models, list) and text in models)
+        names[str(text) if is_name else name] = "" if is_name else version
+    return names
+
+
+def adapters_text(worker: Row) -> str:
+    """Names with their versions, a star behind those in the engine's memory; empty without adapters."""
+    loaded = worker.get("loaded_adapters")
+    in_memory = loaded if isinstance(loaded, list) else []
+    shown = []
+    for name, version in adapter_names(worker).items():
+        shown.append(plain(name) + (f" ({plain(version)})" if version else "") + ("*" if name in in_memory else ""))
+    return ", ".join(shown)
 
 
 def held_text(worker: Row) -> str:

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row; all but the first and the last two fields are words for people, a line each.
+    """One row; all but the first and the last four fields are words for people, a line each.
 
     `adapter` is `module:class` of the engines.adapter.Adapter that looks at such an engine. Without `reuses_prefixes` an
-    engine never gets credit for a prompt that it has seen.
+    engine never gets credit for a prompt that it has seen. `has_slots`: its cache is one content per slot, as llama.cpp's.
+    `has_ranks`: a request reaches one of several data-parallel engines behind its URL by a header.
     """
 
     name: str
@@ -26,6 +27,8 @@ class Kind:
     cancel: str  # what it does when a client hangs up
     adapter: str
     reuses_prefixes: bool = True
+    has_slots: bool = False
+    has_ranks: bool = False
 
 
 ROWS = (
@@ -39,6 +42,7 @@ ROWS = (
         errors='`{"error":{"message","type","param","code"}}`, code a number; a wrong key: `{"error":"Unauthorized"}`',
         cancel="aborts at once, streamed or not",
         adapter="engines.vllm:Vllm",
+        has_ranks=True,
     ),
     Kind(
         name="sglang",
@@ -50,17 +54,19 @@ ROWS = (
         errors='flat `{"object":"error","message","type","param","code"}`; in streams and on `/generate` nested in `error`',
         cancel="aborts plain requests, and streams about two seconds later",
         adapter="engines.sglang:Sglang",
+        has_ranks=True,
     ),
     Kind(
         name="llama.cpp",
         engine="llama.cpp server",
         load="`/metrics` (`--metrics`), else `/slots` (running requests only)",
-        cache="what was sent to it, corrected by the cached tokens that every answer tells",
+        cache="what was sent to it through a model of its slots and RAM cache, corrected by the cached tokens of every answer",
         loading="`/health` 503 `Loading model`",
         overload="none: requests wait for a slot without bound",
         errors='`{"error":{"code","message","type"}}`, code a number',
         cancel="aborts at once, except requests with `X-Conversation-Id`",
         adapter="engines.llama_cpp:LlamaCpp",
+        has_slots=True,
     ),
     Kind(
         name="deepspeed",
@@ -70,7 +76,7 @@ ROWS = (
         loading="`/health` always says ok; a request for one token each 30 s, or the page of `metrics=`, tells more",
         overload="none of MII's own: requests wait; the back end here refuses beyond its queue, MII then answers 500",
         errors='flat `{"object":"error","message","code"}`, 400 for an unknown model too; a wrong key: nested in `detail`',
-        cancel="goes on generating to its end",
+        cancel="goes on generating to its end; the back end here ends streams",
         adapter="engines.deepspeed:DeepSpeed",
         reuses_prefixes=False,
     ),

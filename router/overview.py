@@ -135,6 +135,8 @@ class Overview:
             running=report.running if report else None,
             waiting=report.waiting if report else None,
             waiting_tokens=report.waiting_tokens if report else None,
+            adapters=report.adapters if report else None,
+            loaded_adapters=report.loaded_adapters if report else None,
             kv_used_ratio=report.kv_used_ratio if report else None,
             report_age_s=now_s - report.reported_at_s if report else None,
             capacity_tokens=placement.capacity_tokens(worker),

@@ -16,6 +16,7 @@ from router.kinds import KINDS
 from router.redis_url import check_redis, mask_redis
 
 POLICIES = ("warm", "ring", "least-queue", "round-robin", "random")
+MAX_RANKS = 256  # of one engine
 LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 API_PATH = re.compile(r"/v1(/models|/completions|/chat(/completions)?)?/*$")  # what people append to an engine's address
@@ -233,11 +234,15 @@ class EngineSpec:
     url: str
     model: str | None = None
     capacity_tokens: int | None = None
+    ram_tokens: int | None = None
     events: str | None = None
     replay: str | None = None
     metrics: str | None = None
     api_key: str | None = field(default=None, repr=False)
     weight: float = 1.0
+    adapters: tuple[str, ...] = ()
+    ranks: int = 1
+    rank: int | None = None  # which of several this is; made by `by_rank`
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -247,13 +252,26 @@ class EngineSpec:
             raise SettingsError(f"engine: metrics {self.metrics!r} is not http://HOST[:PORT]/PATH")
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
             raise SettingsError(f"engine: capacity_tokens {self.capacity_tokens} is not at least 1")
+        if self.ram_tokens is not None and self.ram_tokens < 0:
+            raise SettingsError(f"engine: ram_tokens {self.ram_tokens} is not at least 0")
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise SettingsError(f"engine: ranks {self.ranks} is not between 1 and {MAX_RANKS}")
+        if self.ranks > 1 and not KINDS[self.kind].has_ranks:
+            raise SettingsError(f"engine: ranks {self.ranks}: {self.kind} takes no requests for a rank")
         if not 0 < self.weight <= 1000:
             raise SettingsError(f"engine: weight {self.weight} is not above 0 and at most 1000")
 
     @property
     def worker_id(self) -> str:
-        """The authority and path prefix of the URL, the name of the worker everywhere."""
-        return self.url.split("://", 1)[1].rstrip("/")
+        """The authority and path prefix of the URL and, of one rank of several, `#rank`: the name of the worker everywhere."""
+        name = self.url.split("://", 1)[1].rstrip("/")
+        return name if self.rank is None else f"{name}#{self.rank}"
+
+    def by_rank(self) -> "tuple[EngineSpec, ...]":
+        """One for each worker: the engine itself, or each of its data-parallel ranks."""
+        if self.ranks == 1:
+            return (self,)
+        return tuple(dataclasses.replace(self, ranks=1, rank=rank) for rank in range(self.ranks))
 
 
 def check_url(url: str) -> None:
@@ -298,11 +316,14 @@ def parse_engine(text: str) -> EngineSpec:
 ENGINE_OPTIONS: Mapping[str, Any] = {
     "model": str,
     "capacity_tokens": int,
+    "ram_tokens": int,
     "events": str,
     "replay": str,
     "metrics": str,
     "api_key": str,
     "weight": float,
+    "ranks": int,
+    "adapters": lambda text: tuple(name for name in text.split("+") if name),
 }
 
 
@@ -325,8 +346,9 @@ class Settings:
             if engine.worker_id in seen:
                 raise SettingsError(f"engine: {engine.url!r} is given twice")
             seen.add(engine.worker_id)
-        if len(self.engines) > self.fleet.max_workers:
-            raise SettingsError(f"engine: {len(self.engines)} engines are more than max_workers {self.fleet.max_workers}")
+        workers = sum(engine.ranks for engine in self.engines)
+        if workers > self.fleet.max_workers:
+            raise SettingsError(f"engine: {workers} workers are more than max_workers {self.fleet.max_workers}")
 
 
 SECTIONS: Mapping[str, type] = {

@@ -23,8 +23,10 @@ def engine_text(engine: EngineSpec) -> str:
     words = [f"{engine.kind}={engine.url}"]
     for key in ENGINE_OPTIONS:
         value = getattr(engine, key)
-        if value is not None and not (key == "weight" and value == 1):
-            words.append(f"{key}={MASK if key == 'api_key' else show_value(key, value)}")
+        if value is None or value == () or (key in ("weight", "ranks") and value == 1):
+            continue
+        shown = "+".join(value) if isinstance(value, tuple) else show_value(key, value)
+        words.append(f"{key}={MASK if key == 'api_key' else shown}")
     return ",".join(words)
 
 

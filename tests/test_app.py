@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import orjson
@@ -113,6 +114,32 @@ async def test_starts_with_a_worker_missing_and_takes_it_in_later() -> None:
         await made.ready(2)
         await missing.stop()
         await made.ready(1)
+
+
+async def test_ranks_of_one_engine_are_workers() -> None:
+    """Each data-parallel rank is a worker of its own; a request names the rank it is for, and all are removed one by one."""
+    async with engine() as present, running() as made:
+        spec = f"vllm=http://{present.worker_id},ranks=2"
+        async with made.http.post(f"{made.admin}/workers", json={"engine": spec}) as answer:
+            assert answer.status == 201
+            ids = [row["id"] for row in (await answer.json())["workers"]]
+        assert ids == [f"{present.worker_id}#0", f"{present.worker_id}#1"]
+        async with made.http.post(f"{made.admin}/workers", json={"engine": spec}) as answer:
+            assert answer.status == 409
+        await made.ready(2)
+        assert split_answer(await made.chat())[0] == b"HTTP/1.1 200 OK"
+        (sent,) = [r for r in present.requests if r.target == "/v1/chat/completions"]
+        decision = made.router.placement.latest_decisions(1)[0]
+        assert f"{present.worker_id}#{sent.header('x-data-parallel-rank')}" == decision.worker
+        for worker_id in ids:
+            async with made.http.delete(f"{made.admin}/workers/{quote(worker_id, safe='')}") as answer:
+                assert answer.status == 200
+        assert not made.router.fleet.workers
+        many = f"vllm=http://{present.worker_id},ranks=3"
+        made.router.settings = replace(made.router.settings, fleet=replace(FAST, max_workers=2))
+        async with made.http.post(f"{made.admin}/workers", json={"engine": many}) as answer:
+            assert answer.status == 400 and "max_workers 2 is reached" in await answer.text()
+        assert not made.router.fleet.workers
 
 
 async def test_no_worker_at_all_is_answered_at_once() -> None:

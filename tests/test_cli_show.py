@@ -122,6 +122,23 @@ def test_workers_as_a_table(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_adapters_have_a_column_where_there_are_any(admin: FakeAdmin, capsys: pytest.CaptureFixture[str]) -> None:
+    """LoRA adapters stand apart from the models, with their version and whether they are in the engine's memory."""
+    tuned = dataclasses.replace(
+        WORKER,
+        models=("base", "legal", "tax", "law@3"),
+        adapters=("legal@3f2a", "tax", "law@3"),
+        loaded_adapters=("legal", "gone"),
+    )
+    admin.give("/workers", {"workers": [tuned, dataclasses.replace(WORKER, id=B)]})
+    assert show_workers(admin.url, as_json=False) == 0
+    lines = lines_of(capsys)
+    assert "models adapters in flight" in lines[0] and "* in the engine's memory" in lines[-1]
+    rows = [line for line in lines if line.startswith("10.")]
+    assert rows[0].startswith("10.0.0.1:8000 vllm ready base legal (3f2a)*, tax, law@3 3 2")
+    assert rows[1].startswith("10.0.0.2:8000 vllm ready llama, llama-lora – 3 2")
+
+
 def columns_of(admin: FakeAdmin, capsys: pytest.CaptureFixture[str], *workers: WorkerFigures) -> list[tuple[str, str]]:
     """(tokens/s, cached) of each worker as shown."""
     admin.give("/workers", {"workers": list(workers)})

@@ -117,6 +117,9 @@ ENGINES: list[tuple[str, EngineSpec]] = [
     ("openai=http://a/v1/llm", EngineSpec("openai", "http://a/v1/llm")),
     ("vllm=http://a,weight=0.5,capacity_tokens=7", EngineSpec("vllm", "http://a", capacity_tokens=7, weight=0.5)),
     ("vllm=http://a,model=org/m:v,api_key=k=v", EngineSpec("vllm", "http://a", model="org/m:v", api_key="k=v")),
+    ("vllm=http://a,ranks=4", EngineSpec("vllm", "http://a", ranks=4)),
+    ("llama.cpp=http://a,ram_tokens=0", EngineSpec("llama.cpp", "http://a", ram_tokens=0)),
+    ("tgi=http://a,adapters=legal+org/tax", EngineSpec("tgi", "http://a", adapters=("legal", "org/tax"))),
     ("triton=http://a,metrics=http://a:8002/metrics", EngineSpec("triton", "http://a", metrics="http://a:8002/metrics")),
     ("vllm=http://a,events=tcp://a:1,replay=tcp://a:2", EngineSpec("vllm", "http://a", events="tcp://a:1", replay="tcp://a:2")),
 ]
@@ -131,6 +134,9 @@ def test_engine_texts(text: str, engine: EngineSpec) -> None:
 BAD_ENGINES = [
     ("http://a:8000", "is not KIND=URL"),
     ("", "is not KIND=URL"),
+    ("vllm=http://a,ranks=0", "ranks 0 is not between 1 and 256"),
+    ("tgi=http://a,ranks=2", "ranks 2: tgi takes no requests for a rank"),
+    ("llama.cpp=http://a,ram_tokens=-1", "ram_tokens -1 is not at least 0"),
     ("ollama=http://a", f"kind 'ollama' is not one of {', '.join(KINDS)}"),
     ("vllm=https://a", "url 'https://a' is not http://HOST[:PORT][/PREFIX]"),
     ("vllm=http://", "is not http://HOST"),
@@ -195,18 +201,30 @@ def test_worker_id_is_authority_and_prefix() -> None:
     assert parse_engine("vllm=http://a:1/p/").worker_id == "a:1/p"
 
 
+def test_each_rank_is_a_worker() -> None:
+    """An engine with several data-parallel ranks is as many workers; all of them count."""
+    spec = parse_engine("sglang=http://a:1/p,ranks=3,weight=2")
+    ranks = spec.by_rank()
+    assert [(one.worker_id, one.rank, one.ranks, one.weight) for one in ranks] == [
+        (f"a:1/p#{rank}", rank, 1, 2.0) for rank in range(3)
+    ]
+    assert ranks[0].by_rank() == (ranks[0],) and spec.worker_id == "a:1/p"
+    with pytest.raises(SettingsError, match="3 workers are more than max_workers 2"):
+        build({"max_workers": 2}, (spec,))
+
+
 def test_engines_are_distinct_and_bounded() -> None:
     """The same URL twice, or more engines than max_workers, is a mistake found at the start."""
     one, two = EngineSpec("vllm", "http://a"), EngineSpec("openai", "http://a")
     with pytest.raises(SettingsError, match="'http://a' is given twice"):
         Settings(engines=(one, two))
-    with pytest.raises(SettingsError, match="2 engines are more than max_workers 1"):
+    with pytest.raises(SettingsError, match="2 workers are more than max_workers 1"):
         build({"max_workers": 1}, (one, EngineSpec("vllm", "http://b")))
 
 
 def test_engine_options_are_fields() -> None:
     """Every option of --engine is a field of EngineSpec and the other way round."""
-    assert set(ENGINE_OPTIONS) == {f.name for f in dataclasses.fields(EngineSpec)} - {"kind", "url"}
+    assert set(ENGINE_OPTIONS) == {f.name for f in dataclasses.fields(EngineSpec)} - {"kind", "url", "rank"}
 
 
 def test_list_knobs_refuse_nothing_else() -> None:

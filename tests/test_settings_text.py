@@ -52,6 +52,8 @@ def test_secrets_are_masked() -> None:
     """An engine is shown as it was given, but for its key."""
     text = engine_text(parse_engine("vllm=http://a,api_key=secret,capacity_tokens=5,weight=1.5"))
     assert text == "vllm=http://a,capacity_tokens=5,api_key=***,weight=1.5"
+    assert engine_text(parse_engine("tgi=http://a,adapters=x+y,ram_tokens=0")) == "tgi=http://a,ram_tokens=0,adapters=x+y"
+    assert engine_text(parse_engine("vllm=http://a,ranks=2")) == "vllm=http://a,ranks=2"
     assert "secret" not in resolved_from("--engine=vllm=http://a,api_key=secret")
     lines = resolved_from("--redis=redis+sentinel://u:secret@h/m?sentinel_password=secret").splitlines()
     assert 'redis = "redis+sentinel://u:***@h/m?sentinel_password=***"  # from --redis' in lines

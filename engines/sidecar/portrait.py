@@ -1,6 +1,7 @@
 """Everything known of one engine, put together from single looks. Pure; becomes the report."""
 
 from engines.adapter import Look
+from engines.sidecar.adapters import Adapters
 from engines.sidecar.generation import Generation
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
 from router.kinds import KINDS
@@ -19,6 +20,8 @@ class Portrait:
         self.models: tuple[str, ...] | None = None
         self.generation = Generation(unmarked)
         self._note = ""
+        self._adapters = Adapters(spec.adapters)
+        self._loaded_adapters: tuple[str, ...] | None = None
         self._block_tokens: int | None = None
         self._capacity_tokens: int | None = None
         self._extra: dict[str, float] = {}
@@ -31,7 +34,9 @@ class Portrait:
             self._drop_facts()
         restarted = self._take(look)
         self.described = True
-        self.models = look.models
+        self.models = look.models if look.models is None else tuple(dict.fromkeys((*look.models, *self._spec.adapters)))
+        if look.adapters is not None:
+            self._adapters.saw(look.adapters)
         self._note = look.detail
         self._extra.update(look.extra)
         return restarted
@@ -60,6 +65,8 @@ class Portrait:
             lifecycle=self.lifecycle,
             reported_at_s=now_s,
             models=(self._spec.model,) if self._spec.model else self.models,
+            adapters=self._adapters.told() if self.described else None,
+            loaded_adapters=self._loaded_adapters,
             block_tokens=self._block_tokens,
             capacity_tokens=self._spec.capacity_tokens or self._capacity_tokens,
             running=load.running,
@@ -80,9 +87,12 @@ class Portrait:
             self._block_tokens = look.block_tokens
         if look.capacity_tokens is not None:
             self._capacity_tokens = look.capacity_tokens
+        if look.loaded_adapters is not None:
+            self._loaded_adapters = look.loaded_adapters
         return restarted
 
     def _drop_facts(self) -> None:
         self._block_tokens = None
         self._capacity_tokens = None
+        self._loaded_adapters = None
         self._extra = {}

@@ -32,7 +32,12 @@ class Sidecar:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._publisher.run())
-            watches = [group.create_task(self._watch(spec)) for spec in self._settings.engines]
+            watches = [
+                group.create_task(self._watch(rank, shared))
+                for spec in self._settings.engines
+                for shared in [shared_by_ranks(spec, self._settings.fleet)]
+                for rank in spec.by_rank()
+            ]
             LOG.info("publishing %d engines to Redis, pool %s", len(watches), self._settings.state.pool_name)
             await self._stop.wait()
             for task in watches:

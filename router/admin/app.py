@@ -126,16 +126,19 @@ class AdminRoutes:
         return json_reply(self._worker(request))
 
     async def add_worker(self, request: web.Request) -> web.StreamResponse:
-        """201 with the worker's row; 400 says what is wrong with the text; 409 when the worker is there already."""
+        """201 with the worker's row (a list of them where it has ranks); 400 says what is wrong with the text; 409 when it,
+        or one of its ranks, is there already."""
         spec = await read_engine(request)
-        if any(worker.id == spec.worker_id for worker in self._view.workers()):
-            raise WorkerExists(f"Worker {spec.worker_id} is in the fleet already", param="engine")
+        ids = [rank.worker_id for rank in spec.by_rank()]
+        for worker in self._view.workers():
+            if worker.id in ids:
+                raise WorkerExists(f"Worker {worker.id} is in the fleet already", param="engine")
         try:
             self._control.add_worker(spec)
         except (ValueError, SettingsError) as error:
             raise InvalidField(str(error), param="engine") from error
-        added = [worker for worker in self._view.workers() if worker.id == spec.worker_id]
-        return json_reply(added[0] if added else {"id": spec.worker_id}, 201)
+        added = [worker for worker in self._view.workers() if worker.id in ids]
+        return json_reply({"workers": added} if len(ids) > 1 else added[0] if added else {"id": ids[0]}, 201)
 
     async def remove_worker(self, request: web.Request) -> web.StreamResponse:
         worker = self._worker(request)

@@ -29,6 +29,8 @@ class WorkerFigures:
     running: int | None = None  # as the engine reported
     waiting: int | None = None
     waiting_tokens: int | None = None
+    adapters: tuple[str, ...] | None = None  # LoRA adapters among the models, with their versions
+    loaded_adapters: tuple[str, ...] | None = None  # those in the engine's memory
     kv_used_ratio: float | None = None
     report_age_s: float | None = None
     capacity_tokens: int | None = None

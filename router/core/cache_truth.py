@@ -37,7 +37,7 @@ class CacheTruth:
         self.speculation = Speculation(index, cache.speculative_s)
         self.special = 0  # mask of the slots whose workers are not just matched by history; 0: nothing here is in use
         self._exact = 0  # those of them that are matched by events
-        self._blind = 0  # and those that are not matched
+        self.blind = 0  # and those that are not matched
         self._index = index
         self._fleet = fleet
         self._judge = Judge(cache)
@@ -81,8 +81,8 @@ class CacheTruth:
 
     def levels(self, by_history: list[Level], prompt: PromptKeys) -> list[Level]:
         """Who holds how much of the prompt, from what the prefix index says of it."""
-        if self._blind:
-            by_history = without(by_history, self._blind)
+        if self.blind:
+            by_history = without(by_history, self.blind)
         if self._exact and prompt.form is TOKENS:
             return united(by_history, self.events.levels(prompt.keys, self._exact))
         return by_history
@@ -99,8 +99,11 @@ class CacheTruth:
         """Whether the worker is matched exactly, as far as this prompt is concerned."""
         return lease.worker.truth is EXACT and lease.prompt.form is TOKENS
 
-    def note_predictions(self, lease: Lease, walk: Walk, now_s: float) -> None:
-        """What each source said of a request to a special worker, before its own blocks are entered."""
+    def note_predictions(self, lease: Lease, walk: Walk, slot_blocks: int, now_s: float) -> None:
+        """What each source said of a request to a special worker, before its own blocks are entered.
+
+        `slot_blocks`: what a model of its slots says, in place of the prefix index; UNKNOWN where it has none.
+        """
         worker, prompt = lease.worker, lease.prompt
         predicted, matched, trust = lease.decision.predicted_cached_tokens, lease.matched_blocks, worker.trust
         if self.is_exact(lease):
@@ -110,7 +113,8 @@ class CacheTruth:
         if not trust.history.doubt:
             lease.by_history = predicted
         elif trust.history.is_wanted(now_s):
-            lease.matched_blocks = held_blocks(worker, self._index.levels(walk), 0)
+            held = held_blocks(worker, self._index.levels(walk), 0) if slot_blocks == UNKNOWN else slot_blocks
+            lease.matched_blocks = held
             lease.by_history = reusable_tokens(lease.matched_blocks, prompt.prompt_tokens, worker.reuse_tokens)
         if worker.told_truth is EXACT and worker.in_sync and prompt.form is TOKENS and trust.events.is_wanted(now_s):
             blocks = self.events.depth(worker.slot, prompt.keys)
@@ -155,7 +159,7 @@ class CacheTruth:
         self.speculation.forget(worker.slot)
         self.special &= ~worker.bit
         self._exact &= ~worker.bit
-        self._blind &= ~worker.bit
+        self.blind &= ~worker.bit
 
     def restarted(self, worker: Worker) -> None:
         """Its model is emptied by others."""
@@ -173,7 +177,7 @@ class CacheTruth:
             if is_exact:
                 self._index.forget(slot)  # a history: it was not confirmed by events
         is_blind = trust.history.doubt != "" and not is_exact and worker.truth is not NONE
-        self._blind = self._blind | bit if is_blind else self._blind & ~bit
+        self.blind = self.blind | bit if is_blind else self.blind & ~bit
         is_special = is_exact or is_blind or trust.events.doubt != ""
         self.special = self.special | bit if is_special else self.special & ~bit
 

@@ -11,6 +11,7 @@ from router.core.fleet import Worker
 from router.core.load import UNKNOWN, Lease
 from router.core.prefix_index import PrefixIndex
 from router.core.types import BLOCK_TOKENS, KeyForm, PromptKeys, Truth
+from router.kinds import KINDS
 
 SLACK_SHARE: Final = 0.1  # predicted and actual hits are the same within this and one block
 CAPACITY_SPREAD: Final = 16  # corrections keep a worker's capacity within this factor of what it or the settings say
@@ -27,14 +28,18 @@ class Calibration:
         self._index = index
         self._default_capacity_tokens = default_capacity_tokens
         self._nominal: dict[int, int] = {}  # slot → blocks that the worker's cache should have
+        self._modelled_elsewhere: set[int] = set()  # what llama.cpp's slots reuse: here only what they hold at most
 
     def joined(self, worker: Worker) -> None:
+        if KINDS[worker.kind].has_slots:
+            self._modelled_elsewhere.add(worker.slot)
         self._nominal[worker.slot] = self._nominal_blocks(worker)
         self._index.add_worker(worker.slot, self._nominal[worker.slot])
         self._index.watch_evicted(worker.slot, worker.spec.capacity_tokens is None)
 
     def left(self, worker: Worker) -> None:
         self._index.remove_worker(worker.slot)
+        self._modelled_elsewhere.discard(worker.slot)
         del self._nominal[worker.slot]
 
     def restarted(self, worker: Worker) -> None:
@@ -59,6 +64,8 @@ class Calibration:
             return
         worker.note_prediction(lease.decision.predicted_cached_tokens * scale, actual_tokens)
         if lease.life != worker.life or worker.truth is NO_CACHE or lease.by_history == UNKNOWN:
+            return
+        if worker.slot in self._modelled_elsewhere:
             return
         predicted = lease.by_history * scale
         block_tokens = worker.block_tokens if worker.block_tokens > BLOCK_TOKENS else BLOCK_TOKENS
@@ -90,7 +97,11 @@ class Calibration:
         self._index.set_capacity(worker.slot, min(self._nominal[worker.slot] * CAPACITY_SPREAD, capacity + more))
 
     def _nominal_blocks(self, worker: Worker) -> int:
-        return max(1, (worker.capacity_tokens or self._default_capacity_tokens) // BLOCK_TOKENS)
+        tokens = worker.capacity_tokens or self._default_capacity_tokens
+        if worker.slot in self._modelled_elsewhere:
+            known = worker.spec.ram_tokens
+            tokens += self._default_capacity_tokens if known is None else known
+        return max(1, tokens // BLOCK_TOKENS)
 
 
 def token_scale(prompt: PromptKeys, reported_tokens: int | None) -> float | None:

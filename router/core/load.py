@@ -1,6 +1,6 @@
 """What each worker has to do: leases from the moment of choice, prefill still ahead, arrival rates, reports.
 
-Own counts move at selection and are never reset. Other routers' counts are added (`OtherLoads` writes them), and what a
+Own counts move at selection and are never reset. Other routers' counts are added (`SharedLoad` writes them), and what a
 worker reports adds only what neither explains (unknown is not zero, an old report is no report).
 """
 

@@ -13,13 +13,14 @@ from router.core.calibration import Calibration
 from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
 from router.core.fleet import Fleet, Worker
-from router.core.load import FleetLoad, Lease
+from router.core.load import UNKNOWN, FleetLoad, Lease
 from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
 from router.core.prefix_index import PrefixIndex
 from router.core.prefix_node import Walk
 from router.core.ring import Ring
 from router.core.sessions import Sessions
 from router.core.shared_load import SharedLoad
+from router.core.slot_workers import SlotWorkers
 from router.core.speed import FleetSpeed
 from router.core.stats import Stats
 from router.core.types import BLOCK_TOKENS, Decision, Priced, PromptKeys, Truth, Usage, WorkerId
@@ -28,6 +29,7 @@ from router.settings import CacheSettings, RoutingSettings
 MAX_POOLS: Final = 256
 ENDED: Final = -1  # life of a lease whose results count no more
 NO_CACHE: Final = Truth.NONE
+NOTHING_LOST: Final[list[tuple[int, int]]] = []
 
 __all__ = ["Lease", "Placement"]
 
@@ -56,6 +58,7 @@ class Placement:
         self._adapter_load_s = float(routing.adapter_load_s)
         self.cache_truth = CacheTruth(cache, fleet, self.index)
         self._calibration = Calibration(self.index, cache.default_capacity_tokens)
+        self._slots = SlotWorkers(cache.default_capacity_tokens)
         self._fleet = fleet
         self._stats = stats
         self._ring = Ring(routing.ring_points)
@@ -109,7 +112,7 @@ class Placement:
         q = Question(pool, levels, ring_key, hint, now_s)
         q.nominee = self._policy.nominate(q, self._view)
         weight = self._weight(now_s)
-        self._price(q, prompt.prompt_tokens, weight, loaded)
+        self._price(q, prompt, weight, loaded)
         place, reason = self._policy.pick(q, self._view)
         if tried:
             reason = "retry"
@@ -165,6 +168,7 @@ class Placement:
         if cached_tokens is not None:
             self._calibration.compare(lease, cached_tokens, told_tokens)
             self.cache_truth.compare(lease, cached_tokens, told_tokens, self._now_s)
+        self._slots.finished(lease, usage)
 
     def fail(self, lease: Lease, now_s: float, outcome: str, status: int | None = None) -> None:
         """Nothing ran there: the blocks that were expected to be cached are taken back."""
@@ -241,17 +245,20 @@ class Placement:
         self.speed.workers.append(worker.speed)
         self._calibration.joined(worker)
         self.cache_truth.joined(worker)
+        self._slots.joined(worker)
 
     def left(self, worker: Worker) -> None:
         self._ring.remove(worker.slot)
         self.speed.workers.remove(worker.speed)
         self.cache_truth.left(worker)
         self._calibration.left(worker)
+        self._slots.left(worker)
         self._stats.forget_worker(worker.id)
 
     def restarted(self, worker: Worker) -> None:
         self._calibration.restarted(worker)
         self.cache_truth.restarted(worker)
+        self._slots.restarted(worker)
 
     def reloaded(self, worker: Worker) -> None:
         self.index.forget(worker.slot)
@@ -291,7 +298,7 @@ class Placement:
         worker = None if worker_id is None else self._fleet.get(worker_id)
         return worker if worker is not None and pool.mask & worker.bit else None
 
-    def _price(self, q: Question, prompt_tokens: int, weight: float, loaded: int | None) -> None:
+    def _price(self, q: Question, prompt: PromptKeys, weight: float, loaded: int | None) -> None:
         """Fills in the candidates and what each would cost. `loaded`: the slots that have the LoRA adapter asked for."""
         workers, load = q.pool.workers, self.load
         if len(workers) <= self._max_candidates:
@@ -305,12 +312,17 @@ class Placement:
             if nominee is not None and nominee not in q.candidates:
                 nominee.matched_blocks = held_blocks(nominee, q.levels, 0)
                 q.candidates.append(nominee)
-        q.priced = price(q.candidates, prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
+        lost = NOTHING_LOST
+        if self._slots.any:
+            lost = self._slots.note_matches(q.candidates, prompt, self.cache_truth.blind)
+        q.priced = price(q.candidates, prompt.prompt_tokens, load, self.speed, peers, weight, self._steer, q.now_s)
         if loaded is not None:
             for worker, row in zip(q.candidates, q.priced, strict=True):
                 if not loaded & worker.bit:
                     row.cost_s += self._adapter_load_s
                     row.bid_s += self._adapter_load_s
+        for place, tokens in lost:  # who needs them next pays for computing them again
+            q.priced[place].bid_s += tokens * self.speed.s_per_token * q.candidates[place].speed.factor
         if q.hint is not None:
             q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 
@@ -351,7 +363,8 @@ class Placement:
         load, fleet_load, truth = worker.load, self.load, self.cache_truth
         head = load.head
         if truth.special and truth.special & worker.bit:
-            truth.note_predictions(lease, walk, now_s)
+            own_blocks = self._slots.blocks_held(worker, prompt) if self._slots.any else UNKNOWN
+            truth.note_predictions(lease, walk, own_blocks, now_s)
         else:
             lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
@@ -362,6 +375,8 @@ class Placement:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
         lease.stream = stream
+        if self._slots.any:
+            self._slots.sent(lease)
         load.take(lease)
         load.arrivals += weight
         load.busy_s += weight * prefill_s
@@ -422,6 +437,7 @@ class Placement:
             stats.actual_known_prompt_tokens += prompt_tokens
 
     def _undo(self, lease: Lease) -> None:
+        self._slots.undone(lease)
         if lease.inserted_s is not None and lease.life == lease.worker.life:
             self.index.drop(lease.worker.slot, lease.prompt.keys, lease.matched_blocks, lease.inserted_s)
         lease.life = ENDED

@@ -44,7 +44,7 @@ class Receiver(Protocol):
 class Endpoint:
     """Where a worker listens, parsed once."""
 
-    __slots__ = ("authority", "authorization", "host", "port", "prefix", "worker_id")
+    __slots__ = ("authority", "authorization", "host", "port", "prefix", "rank", "worker_id")
 
     def __init__(self, spec: EngineSpec) -> None:
         parts = urlsplit(spec.url)
@@ -54,6 +54,7 @@ class Endpoint:
         self.authority = parts.netloc.encode("ascii")
         self.prefix = parts.path.rstrip("/").encode("ascii")
         self.authorization = b"Bearer " + spec.api_key.encode("utf-8") if spec.api_key else None
+        self.rank = None if spec.rank is None else b"%d" % spec.rank
 
 
 class UpstreamConnection:

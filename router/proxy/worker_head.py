@@ -8,7 +8,8 @@ from router.wire.http_head import DROPPED_FROM_REQUEST, Header, named_by_connect
 def worker_head(request: IncomingRequest, target: bytes, request_id: str, endpoint: Endpoint) -> bytes:
     """The client's headers without those of its own hop, addressed to the worker, with the request's id.
 
-    A worker's own key takes the place of the client's credentials. The body has been read whole, so it is sized.
+    A worker's own key takes the place of the client's credentials; one of several data-parallel ranks is named. The body has
+    been read whole, so it is sized.
     """
     dropped: frozenset[bytes] | set[bytes] = DROPPED_FROM_REQUEST
     added: list[Header] = []
@@ -18,6 +19,9 @@ def worker_head(request: IncomingRequest, target: bytes, request_id: str, endpoi
     if endpoint.authorization is not None:
         dropped = dropped | {b"authorization", b"x-api-key"}
         added.append((b"Authorization", endpoint.authorization))
+    if endpoint.rank is not None:
+        dropped = dropped | {b"x-data-parallel-rank"}
+        added.append((b"X-Data-Parallel-Rank", endpoint.rank))
     own_id = request_id.encode("ascii")
     if request.header(b"x-request-id") != own_id:
         dropped = dropped | {b"x-request-id"}

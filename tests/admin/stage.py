@@ -114,7 +114,8 @@ class Stage:
     # What the port changes
 
     def add_worker(self, spec: EngineSpec) -> None:
-        self.fleet.add(spec, NOW_S)
+        for rank in spec.by_rank():
+            self.fleet.add(rank, NOW_S)
         self.watched.append(spec)
 
     def remove_worker(self, worker_id: str) -> None:

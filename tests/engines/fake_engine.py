@@ -9,6 +9,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from engines.fetch import EngineHttp
+from engines.shared_answers import SharedAnswers
 from router.settings import EngineSpec
 
 
@@ -85,13 +86,14 @@ class FakeEngine:
 class Connected:
     """Questions to one fake engine; its connections are closed at the end."""
 
-    def __init__(self, engine: FakeEngine, timeout_s: float = 2.0, **options: Any) -> None:
+    def __init__(self, engine: FakeEngine, timeout_s: float = 2.0, shared: SharedAnswers | None = None, **options: Any) -> None:
         self._engine = engine
         self._timeout_s = timeout_s
+        self._shared = shared
         self._options = options
 
     async def __aenter__(self) -> EngineHttp:
-        self._http = EngineHttp(self._engine.spec("openai", **self._options), self._timeout_s)
+        self._http = EngineHttp(self._engine.spec("openai", **self._options), self._timeout_s, self._shared)
         return self._http
 
     async def __aexit__(

@@ -71,6 +71,59 @@ async def test_props_without_use(reply: Reply) -> None:
     assert (look.models, look.capacity_tokens, look.markers) == (("smol",), None, {})
 
 
+USED = {"n_ctx": 4096, "is_processing": False}
+FIRST, SECOND = {**USED, "id": 0, "id_task": 3, "n_prompt_tokens": 0}, {**USED, "id": 1, "id_task": 9, "n_prompt_tokens": 300}
+
+
+@pytest.mark.parametrize(
+    ("slots", "unified"),
+    [
+        ([FIRST, SECOND], 1.0),
+        ([{**FIRST, "n_prompt_tokens": 200}, SECOND], 0.0),
+        ([FIRST, {**FIRST, "id": 2, "n_prompt_tokens": 5}, SECOND], 0.0),
+        ([{**FIRST, "is_processing": True}, SECOND], None),
+        ([SECOND, {**USED, "id": 2}], None),
+        ([{**FIRST, "id_task": "3"}, SECOND], None),
+        ({"error": "x"}, None),
+    ],
+)
+async def test_slots_that_share_a_cache(slots: Any, unified: float | None) -> None:
+    """With one cache for all, a request that starts clears the idle slots: seen where metrics are on and where they are off.
+
+    Its capacity is one context then. Shapes as seen on the wire with and without `--kv-unified`."""
+    for metrics in (PAGE, NO_METRICS):
+        routes = {"/v1/models": MODELS, "/props": props(), "/metrics": metrics, "/slots": as_json(slots)}
+        async with FakeEngine(routes) as engine, Connected(engine) as http:
+            adapter = LlamaCpp(http)
+            await adapter.describe(fresh=True)
+            if metrics is NO_METRICS and isinstance(slots, dict):
+                continue
+            look = await adapter.scrape()
+            assert look is not None and look.extra.get("unified_kv") == unified
+            capacity = (await adapter.describe(fresh=False)).capacity_tokens
+            assert capacity == (4096 if unified else 16384)
+
+
+async def test_hidden_slots_tell_nothing() -> None:
+    """--no-slots, or a batch that takes long: then it stays unknown, and the load is told all the same."""
+    async with FakeEngine({"/metrics": PAGE, "/slots": NO_METRICS}) as engine, Connected(engine, timeout_s=0.2) as http:
+        assert (await LlamaCpp(http).scrape()).running == 2
+        engine.routes["/slots"] = Reply(hangs=True)
+        assert (await LlamaCpp(http).scrape()).running == 2
+
+
+@pytest.mark.parametrize("reply", [Reply(status=500), Reply(status=404), as_json([{"path": 7, "scale": "1"}, 5])])
+async def test_adapters_without_use(reply: Reply) -> None:
+    """No or nonsensical adapters leave all else known; a missing route is not asked for again."""
+    routes = {"/v1/models": MODELS, "/props": props(), "/lora-adapters": reply}
+    async with FakeEngine(routes) as engine, Connected(engine) as http:
+        adapter = LlamaCpp(http)
+        look = await adapter.describe(fresh=True)
+        assert (look.models, look.adapters, look.capacity_tokens) == (("smol",), {}, 16384)
+        await adapter.describe(fresh=False)
+        assert engine.asked.count("/lora-adapters") == (1 if reply.status == 404 else 2)
+
+
 async def test_older_page() -> None:
     """Builds before the slots had caches of their own told the share in use."""
     async with FakeEngine({"/metrics": Reply(b"llamacpp:kv_cache_usage_ratio 0.5\n")}) as engine, Connected(engine) as http:

@@ -102,6 +102,23 @@ def test_model_lists(body: bytes, models: tuple[str, ...] | None) -> None:
     assert bool(look.detail) is not bool(models)
 
 
+@pytest.mark.parametrize(
+    ("entry", "adapters"),
+    [
+        (b'"parent":"base","root":"/a"', {"x": "/a"}),
+        (b'"parent":"base"', {"x": ""}),
+        (b'"parent":"base","root":7', {"x": ""}),
+        (b'"parent":null,"root":"/a"', {}),
+        (b'"parent":"","root":"/a"', {}),
+        (b'"parent":7', {}),
+    ],
+)
+def test_adapters_in_lists(entry: bytes, adapters: dict[str, str]) -> None:
+    """A card with a parent is an adapter; its root tells where the weights are from."""
+    look = listed(b'{"data":[{"id":"base"},{"id":"x",' + entry + b"}]}")
+    assert (look.models, look.adapters) == (("base", "x"), adapters)
+
+
 def test_model_list_is_bounded() -> None:
     """An engine cannot fill the router with names."""
     body = b'{"data":[' + b",".join(b'{"id":"m%d"}' % i for i in range(5000)) + b"]}"

@@ -51,6 +51,20 @@ async def test_loads_of_two_ranks() -> None:
     assert look.extra == {"max_running_requests": 512.0}
 
 
+async def test_load_of_one_rank() -> None:
+    """A worker that is one data-parallel rank has that row or, of older releases, the series with its label."""
+    second = {**RANK, "dp_rank": 1, "num_running_reqs": 1, "token_usage": 0.25}
+    page = PAGE.replace(b'tp_rank="0"', b'tp_rank="0",dp_rank="0"') + b'sglang:num_running_reqs{tp_rank="0",dp_rank="1"} 2.0\n'
+    routes = {LOADS: as_json({"loads": [RANK, second]}), "/metrics": Reply(page)}
+    async with FakeEngine(routes) as engine, Connected(engine, rank=1) as http:
+        adapter = Sglang(http)
+        look = await adapter.scrape()
+        assert (look.running, look.capacity_tokens, look.kv_used_ratio) == (1, 240000, 0.25)
+        del engine.routes[LOADS]
+        look = await adapter.scrape()
+        assert (look.running, look.waiting, look.markers) == (2, None, {"process_start_time_seconds": "17.5"})
+
+
 @pytest.mark.parametrize("loads", [[], None, {"0": RANK}, [1, "x"], [{**RANK, "num_running_reqs": "7"}], [{}]])
 async def test_loads_of_wrong_shapes(loads: Any) -> None:
     """What is not there or not a number is unknown, not 0."""

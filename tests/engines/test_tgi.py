@@ -116,6 +116,6 @@ async def test_release_without_a_model_list() -> None:
 async def test_info_without_use(info: Reply) -> None:
     """Nonsense there leaves the list as it is, and what it would tell unknown."""
     async with FakeEngine({"/v1/models": MODELS, "/info": info}) as engine, Connected(engine) as http:
-        assert await Tgi(http).describe(fresh=True) == Look(models=("org/m",))
+        assert await Tgi(http).describe(fresh=True) == Look(models=("org/m",), adapters={})
         del engine.routes["/v1/models"]
         assert (await Tgi(http).describe(fresh=True)).unlisted

@@ -54,6 +54,15 @@ async def test_page_of_two_ranks() -> None:
     assert look.extra == {"prefix_queries_tokens": 9000.0, "prefix_hits_tokens": 6000.0}
 
 
+@pytest.mark.parametrize(("rank", "expected"), [(0, (3, 2, 0.5, 32_000)), (1, (1, 0, 0.25, 16_000)), (2, (None,) * 4)])
+async def test_page_of_one_rank(rank: int, expected: tuple[float | None, ...]) -> None:
+    """A worker that is one data-parallel rank has the series of that engine, and the marks of the process they share."""
+    async with FakeEngine({"/metrics": Reply(PAGE)}) as engine, Connected(engine, rank=rank) as http:
+        look = await Vllm(http).scrape()
+    assert (look.running, look.waiting, look.kv_used_ratio, look.capacity_tokens) == expected
+    assert look.markers == {"process_start_time_seconds": "1785000000.25"}
+
+
 async def test_page_through_an_exporter() -> None:
     """Names whose colons became underscores on the way say the same."""
     assert await scrape(Reply(RELABELLED_PAGE)) == await scrape(Reply(PAGE))
@@ -90,8 +99,32 @@ async def test_health() -> None:
         assert (health.lifecycle, health.detail) == (Lifecycle.DOWN, "/health answered 503")
 
 
+LORA = b"""vllm:lora_requests_info{max_lora="2",running_lora_adapters="legal, tax",waiting_lora_adapters=""} 1785000001.0
+vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="new"} 1785000002.0
+"""
+
+
+async def test_adapters_in_memory() -> None:
+    """As many as fit of those that were last seen at work; combinations of before stay on the page and are older."""
+    async with FakeEngine({"/metrics": Reply(LORA % b"legal")}) as engine, Connected(engine) as http:
+        adapter = Vllm(http)
+        assert (await adapter.scrape()).loaded_adapters == ("legal",)
+        engine.routes["/metrics"] = Reply(LORA % b"tax")
+        assert (await adapter.scrape()).loaded_adapters == ("tax", "legal")
+        engine.routes["/metrics"] = Reply(LORA % b"new")
+        assert (await adapter.scrape()).loaded_adapters == ("new", "tax")
+        engine.routes["/metrics"] = Reply(LORA % b"")
+        assert (await adapter.scrape()).loaded_adapters == ("new", "tax")
+        engine.routes["/metrics"] = Reply(OLD_PAGE)
+        assert (await adapter.scrape()).loaded_adapters is None
+        await adapter.describe(fresh=True)
+        engine.routes["/metrics"] = Reply(b'vllm:lora_requests_info{running_lora_adapters="a"} 1')
+        assert (await adapter.scrape()).loaded_adapters == ("a",)
+
+
 async def test_models_include_adapters() -> None:
     """LoRA adapters stand in the list beside their base model and may be asked for like it."""
     models = as_json({"object": "list", "data": [{"id": "base", "parent": None}, {"id": "legal", "parent": "base"}]})
     async with FakeEngine({"/v1/models": models}) as engine, Connected(engine) as http:
-        assert (await Vllm(http).describe(fresh=False)).models == ("base", "legal")
+        look = await Vllm(http).describe(fresh=False)
+        assert (look.models, look.adapters) == (("base", "legal"), {"legal": ""})

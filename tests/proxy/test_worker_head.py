@@ -7,12 +7,14 @@ from router.settings import EngineSpec
 from tests.proxy.rig import lowered
 
 
-def made(*headers: tuple[bytes, bytes], api_key: str | None = None) -> bytes:
+def made(*headers: tuple[bytes, bytes], api_key: str | None = None, rank: int | None = None) -> bytes:
     request = IncomingRequest(0.0)
     request.method = b"POST"
     request.headers = lowered((b"Host", b"r"), *headers)
     request.framed = True
-    return worker_head(request, b"/v1/x?y", "rid", Endpoint(EngineSpec("openai", "http://w:1/base", api_key=api_key)))
+    return worker_head(
+        request, b"/v1/x?y", "rid", Endpoint(EngineSpec("openai", "http://w:1/base", api_key=api_key, rank=rank))
+    )
 
 
 def test_plain() -> None:
@@ -26,6 +28,13 @@ def test_a_workers_key_replaces_the_clients() -> None:
     head = made((b"Authorization", b"Bearer client"), (b"X-Api-Key", b"client"), api_key="engine")
     assert b"client" not in head and b"Authorization: Bearer engine" in head
     assert b"Authorization: Bearer client" in made((b"Authorization", b"Bearer client"))
+
+
+def test_a_rank_is_named_by_the_router() -> None:
+    """A request for one of several data-parallel ranks names it; what the client said of ranks stays behind then."""
+    head = made((b"x-data-parallel-rank", b"7"), rank=2)
+    assert b"X-Data-Parallel-Rank: 2\r\n" in head and b"7" not in head
+    assert b"rank" not in made()
 
 
 def test_the_id_is_sent_once() -> None:
