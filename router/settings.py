@@ -155,6 +155,21 @@ class FleetSettings(Checked):
 
 
 @dataclass(frozen=True)
+class EventSettings(Checked):
+    """KV events of engines that publish them; each limit is per worker."""
+
+    max_event_blocks: int = knob(500_000, "engine blocks of a worker followed through its KV events", low=1024)
+    max_orphan_blocks: int = knob(16_384, "of these, blocks kept whose start is not known yet", low=1)
+    max_event_bytes: int = knob(64 * 1024 * 1024, "one message of KV events", low=1024)
+    max_waiting_events: int = knob(10_000, "messages of KV events waiting to be read; further ones are replayed", low=16)
+    replay_timeout_s: float = knob(5.0, "longest silence of an engine that is asked to replay KV events", low=0.05)
+    event_check_s: float = knob(5.0, "time without KV events until an engine is asked whether some were missed", low=0.05)
+    self_test: bool = knob(True, "send engines with KV events a short prompt, to see that its keys come back in them")
+    self_test_timeout_s: float = knob(5.0, "time for the self-test's prompt to show in KV events", low=0.05)
+    self_test_retry_s: float = knob(30.0, "time between two self-tests of a worker that failed", low=0.05)
+
+
+@dataclass(frozen=True)
 class LogSettings(Checked):
     log_format: str = knob("text", "form of log lines", choices=LOG_FORMATS)
     log_level: str = knob("info", "least severe message shown", choices=LOG_LEVELS)
@@ -181,6 +196,8 @@ class EngineSpec:
         check_url(self.url)
         if self.capacity_tokens is not None and self.capacity_tokens < 1:
             raise SettingsError(f"engine: capacity_tokens {self.capacity_tokens} is not at least 1")
+        check_endpoint("events", self.events)
+        check_endpoint("replay", self.replay)
         if not 0 < self.weight <= 1000:
             raise SettingsError(f"engine: weight {self.weight} is not above 0 and at most 1000")
 
@@ -188,6 +205,16 @@ class EngineSpec:
     def worker_id(self) -> str:
         """The authority and path prefix of the URL, the name of the worker everywhere."""
         return self.url.split("://", 1)[1].rstrip("/")
+
+
+def check_endpoint(name: str, endpoint: str | None) -> None:
+    """Refuses what is no address of a ZeroMQ socket; `events` may end in `#TOPIC`."""
+    if endpoint is None:
+        return
+    matched = re.fullmatch(r"(?:tcp://[^#\s]*:(\d{1,5})|ipc://[^#\s]+)(?P<topic>#\S*)?", endpoint)
+    if matched is None or int(matched[1] or 1) > 65535 or (matched["topic"] and name != "events"):
+        topic = "[#TOPIC]" if name == "events" else ""
+        raise SettingsError(f"engine: {name} {endpoint!r} is not tcp://HOST:PORT{topic} or ipc://PATH{topic}")
 
 
 def check_url(url: str) -> None:
@@ -243,6 +270,7 @@ class Settings:
     cache: CacheSettings = field(default_factory=CacheSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
+    events: EventSettings = field(default_factory=EventSettings)
     log: LogSettings = field(default_factory=LogSettings)
     engines: tuple[EngineSpec, ...] = ()
 
