@@ -1,4 +1,4 @@
-"""One bounded GET from an engine: a deadline, the engine's own key, and a limit on what is read."""
+"""One bounded request to an engine: a deadline, the engine's own key, and a limit on what is read."""
 
 import os
 import socket
@@ -66,7 +66,10 @@ class Answer:
 
 
 class EngineHttp:
-    """GETs to one engine. Every failure is an EngineError; any status is an answer."""
+    """Requests to one engine. Every failure is an EngineError (Refused, NoAnswer, BadAnswer); any status is an answer.
+
+    Redirects are answers, not followed.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, spec: EngineSpec, timeout_s: float) -> None:
         self._session = session
@@ -77,10 +80,21 @@ class EngineHttp:
             self._headers["Authorization"] = f"Bearer {spec.api_key}"
 
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
-        """Raises Refused, NoAnswer or BadAnswer; redirects are answers, not followed."""
-        url = URL(self._root + path, encoded=True)
+        return await self._ask("GET", path, self._root + path, self._headers, None, limit_bytes)
+
+    async def post(self, path: str, value: Any, headers: Mapping[str, str] | None = None) -> Answer:
+        """With `value` as a JSON body."""
+        headers = {**self._headers, **(headers or {}), "Content-Type": "application/json"}
+        return await self._ask("POST", path, self._root + path, headers, orjson.dumps(value), JSON_LIMIT_BYTES)
+
+    async def _ask(
+        self, method: str, path: str, address: str, headers: Mapping[str, str], body: bytes | None, limit_bytes: int
+    ) -> Answer:
+        url = URL(address, encoded=True)
         try:
-            async with self._session.get(url, headers=self._headers, timeout=self._timeout, allow_redirects=False) as response:
+            async with self._session.request(
+                method, url, data=body, headers=headers, timeout=self._timeout, allow_redirects=False
+            ) as response:
                 body = await read_bounded(response, path, limit_bytes)
                 return Answer(path, response.status, response.headers, body)
         except TimeoutError:

@@ -36,6 +36,7 @@ class FakeEngine:
         self.routes = routes
         self.asked: list[str] = []
         self.headers: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         self.port = 0
         self._runner: web.AppRunner | None = None
 
@@ -58,6 +59,7 @@ class FakeEngine:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.asked.append(request.path_qs)
         self.headers.append(dict(request.headers))
+        self.bodies.append(await request.read())
         reply = self.routes.get(request.path_qs) or self.routes.get(request.path) or as_json({"detail": "Not Found"}, 404)
         if reply.hangs:
             await asyncio.Event().wait()

@@ -117,3 +117,12 @@ def test_reasons_of_refusal() -> None:
     assert reason_of(ConnectionRefusedError(111, "Connect call failed ('10.0.0.1', 1)")) == "connection refused"
     assert reason_of(socket.gaierror(-2, "Name or service not known")) == "no such host"
     assert reason_of(OSError("odd")) == "refused"
+
+
+async def test_post() -> None:
+    """A JSON body goes with its type, the engine's own key and further headers."""
+    async with FakeEngine({"/x": as_json({"a": 1})}) as engine, Connected(engine, api_key="k") as http:
+        answer = await http.post("/x", {"prompt": [1, 2]}, {"X-Rank": "1"})
+        assert answer.json() == {"a": 1} and engine.bodies == [b'{"prompt":[1,2]}']
+        sent = engine.headers[0]
+        assert (sent["Content-Type"], sent["Authorization"], sent["X-Rank"]) == ("application/json", "Bearer k", "1")

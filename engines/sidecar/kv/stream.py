@@ -69,6 +69,18 @@ class EventStream:
         self._synchronised = False
         self._has_replayed = False
 
+    @property
+    def topic(self) -> str:
+        return self._source.topic
+
+    @property
+    def trouble(self) -> str:
+        """Why the stream is not to be relied on at the moment."""
+        if self.connected:
+            return self.problem
+        source = self._source
+        return f"nobody publishes KV events to {source.events}" if source.binds else f"no connection to {source.events}"
+
     async def run(self) -> None:
         """Until cancelled. Raises Endpoint."""
         limits = self._limits
@@ -124,7 +136,7 @@ class EventStream:
             await self._catch_up()
             verdict = self._sequence.offer(number, digest)
         if verdict is Verdict.GAP:
-            self._lose(number, f"batches {self._sequence.next} to {number - 1} were lost")
+            self._lose(number, self._loss(number))
             verdict = self._sequence.offer(number, digest)
         if verdict is Verdict.NEXT:
             self._take(number, payload)
@@ -134,6 +146,10 @@ class EventStream:
             self._sink.fresh()
             self._synchronised = True
         self._sink.batch(payload)
+
+    def _loss(self, number: int) -> str:
+        lost = f"batches {self._sequence.next} to {number - 1} of its events"
+        return f"{lost} were missed" + ("" if self._source.replay else ", and it has no replay endpoint")
 
     def _lose(self, number: int, reason: str) -> None:
         """Go on at that number without what was before."""
@@ -181,7 +197,7 @@ class EventStream:
                 elif number > self._sequence.next:
                     if self._sequence.next > known:
                         return True
-                    self._lose(number, f"batches {known} to {number - 1} are no longer in the engine's replay buffer")
+                    self._lose(number, f"batches {known} to {number - 1} of its events are no longer in its replay buffer")
                     known = number
                 empty = False
                 if self._sequence.offer(number, digest) is Verdict.NEXT:

@@ -137,7 +137,7 @@ async def test_gap_beyond_the_buffer() -> None:
             for number in range(1, 5):
                 publisher.publish(number, lost=True)
             publisher.publish(5)
-            lost = "lost: batches 1 to 3 are no longer in the engine's replay buffer"
+            lost = "lost: batches 1 to 3 of its events are no longer in its replay buffer"
             await diary.has("fresh", "fresh", 0, lost, 4, 5)
             publisher.publish(6)
             await diary.has("fresh", "fresh", 0, lost, 4, 5, 6)
@@ -149,7 +149,7 @@ async def test_joining_too_late() -> None:
         for number in range(10):
             publisher.publish(number)
         async with following(publisher) as (_, diary):
-            await diary.has("lost: batches 0 to 6 are no longer in the engine's replay buffer", 7, 8, 9)
+            await diary.has("lost: batches 0 to 6 of its events are no longer in its replay buffer", 7, 8, 9)
 
 
 async def test_batch_that_was_never_published() -> None:
@@ -159,7 +159,7 @@ async def test_batch_that_was_never_published() -> None:
             publisher.publish(0)
             publisher.number += 1
             publisher.publish(2)
-            await diary.has("fresh", "fresh", 0, "lost: batches 1 to 1 are no longer in the engine's replay buffer", 2)
+            await diary.has("fresh", "fresh", 0, "lost: batches 1 to 1 of its events are no longer in its replay buffer", 2)
 
 
 async def test_without_replay() -> None:
@@ -169,7 +169,7 @@ async def test_without_replay() -> None:
             publisher.publish(0)
             publisher.publish(1, lost=True)
             publisher.publish(2)
-            await diary.has("fresh", 0, "lost: batches 1 to 1 were lost", 2)
+            await diary.has("fresh", 0, "lost: batches 1 to 1 of its events were missed, and it has no replay endpoint", 2)
             assert publisher.requests == []
 
 
@@ -179,7 +179,7 @@ async def test_joining_late_without_replay() -> None:
         publisher.publish(0)
         async with following(publisher, replay=False) as (_, diary):
             publisher.publish(1)
-            await diary.has("lost: batches 0 to 0 were lost", 1)
+            await diary.has("lost: batches 0 to 0 of its events were missed, and it has no replay endpoint", 1)
 
 
 @pytest.mark.parametrize("replay", [True, False])
