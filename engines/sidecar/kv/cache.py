@@ -138,15 +138,9 @@ class EngineCache:
         return ""
 
     def _store_mixed(self, event: BlockStored, bit: int) -> None:
-        """Some of its blocks are known: these get one more copy, the stretches between them are placed.
-
-        A chain told from its start whose first block is on the device already is vLLM's repeat of a found prefix
-        (kv_cache_report_mode=full), which makes no copies: the engine computes a block anew only if it did not find it.
-        """
+        """Some of its blocks are known: these get one more copy, the stretches between them are placed."""
         ids, size = event.ids, self._block_bytes
-        repeat = event.reused
-        if repeat is None:
-            repeat = event.parent is None and MEDIA.get(event.medium) == DEVICE and self._is_held(ids[0], bit)
+        repeat = self._is_repeat(event, bit)
         place: Place | None = None
         index = 0
         while index < len(ids):
@@ -161,6 +155,18 @@ class EngineCache:
             else:
                 place = self._add_copy(ids[index], bit, counts=not repeat)
                 index += 1
+
+    def _is_repeat(self, event: BlockStored, bit: int) -> bool:
+        """Whether it tells a found prefix again (vLLM's kv_cache_report_mode=full), which makes no copies.
+
+        Where the engine does not say, it is one if it is told from its chain's start and the first block is on the device
+        already: vLLM computes a block anew only if it did not find it. Engines that do not tell a group's kind have no such
+        mode; SGLang stores a prefix again for another `extra_key`, which its hashes do not show, and removes it twice.
+        """
+        if event.reused is not None:
+            return event.reused
+        may_be = event.parent is None and event.group_kind is not None and MEDIA.get(event.medium) == DEVICE
+        return may_be and self._is_held(event.ids[0], bit)
 
     def _is_new(self, block: int) -> bool:
         """Never told of, or only as a parent."""
