@@ -20,7 +20,7 @@ from router.settings import EngineSpec, EventSettings
 LOG = logging.getLogger("warmline.fleet")
 SOURCE_RETRY_S = 30.0  # until an engine without events is asked again
 SURPRISE_PAUSE_S = 1.0
-NARRATE_S = 2.0  # between two looks at whether there is something to log
+NARRATE_S = 2.0  # what stays from one look to the next is logged
 POSTPONED_S = 0.25  # until a self-test is tried again that was put off
 SAME_RESTART_S = 10.0  # within which events and scrapes tell of one restart: an engine takes longer to load a second time
 NOT_TESTED = "self-test: not done yet"
@@ -179,11 +179,12 @@ class CacheFollower:
 
     async def _narrate(self) -> None:
         """People hear of what lasts."""
-        told = self._verdict
+        told = seen = self._verdict
         while True:
             await asyncio.sleep(NARRATE_S)
-            if self._verdict != told:
-                told = self._verdict
+            before, seen = seen, self._verdict
+            if seen == before and seen != told:
+                told = seen
                 truth, reason = told
                 level = logging.WARNING if truth is Truth.UNTRUSTED else logging.INFO
                 LOG.log(level, "worker %s: cache truth is %s%s", self._worker, truth, f": {reason}" if reason else "")

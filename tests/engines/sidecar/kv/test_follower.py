@@ -275,7 +275,7 @@ async def test_ranks() -> None:
 
 async def test_people_are_told_what_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """One line when the truth is settled, another when it changes."""
-    monkeypatch.setattr("engines.sidecar.kv.follower.NARRATE_S", 0.3)
+    monkeypatch.setattr("engines.sidecar.kv.follower.NARRATE_S", 0.15)
     caplog.set_level(logging.INFO, "warmline.fleet")
     with EnginePublisher() as publisher:
         engine = LiveEngine(publisher)
