@@ -85,9 +85,12 @@ class EngineHttp:
     async def get(self, path: str, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
         return await self._get(self._engine, path, limit_bytes)
 
-    async def post(self, path: str, body: bytes, limit_bytes: int = JSON_LIMIT_BYTES) -> Answer:
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str] | None = None, *, limit_bytes: int = JSON_LIMIT_BYTES
+    ) -> Answer:
         """A JSON body. The engine may get it twice: not for what changes anything there."""
-        return await self._engine.ask("POST", path, body, limit_bytes)
+        further = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+        return await self._engine.ask("POST", path, body, limit_bytes, further)
 
     async def page(self, path: str = "/metrics") -> Answer:
         """The Prometheus page: the one that `metrics=` names, to which the engine's key is not sent, else that path."""
@@ -126,9 +129,10 @@ class Site:
         while self._idle:
             self._idle.pop().close()
 
-    async def ask(self, method: str, path: str, body: bytes, limit_bytes: int) -> Answer:
+    async def ask(self, method: str, path: str, body: bytes, limit_bytes: int, further: str = "") -> Answer:
+        """`further`: header lines."""
         framing = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n" if body else ""
-        request = f"{method} {self._root + path or '/'} HTTP/1.1\r\n{self._headers}{framing}\r\n".encode() + body
+        request = f"{method} {self._root + path or '/'} HTTP/1.1\r\n{self._headers}{framing}{further}\r\n".encode() + body
         path = path or self._root
         try:
             async with asyncio.timeout(self._timeout_s):

@@ -164,7 +164,7 @@ async def ask(http: EngineHttp, path: str, body: dict[str, Any]) -> Any:
     except TypeError:  # a lone surrogate, an integer beyond 64 bits
         raise NoTokens("the prompt cannot be sent as JSON", lasting=True) from None
     try:
-        answer = await http.post(path, data, ANSWER_LIMIT_BYTES)
+        answer = await http.post(path, data, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.ok:
             return answer.json() if len(answer.body) <= THREAD_BYTES else await asyncio.to_thread(answer.json)
     except EngineError as error:

@@ -16,10 +16,11 @@ from aiohttp import web
 
 from engines.fetch import EngineHttp
 from engines.shared_answers import SharedAnswers
-from engines.sidecar.watch import watch
+from engines.sidecar.watch import shared_by_ranks, watch
 from engines.token_routes import TokenRoutes, token_routes_of
 from router.admin.app import make_app
-from router.core.fleet import Fleet
+from router.catch_up import CatchUp
+from router.core.fleet import Fleet, FleetChange
 from router.core.placement import Placement
 from router.core.stats import Stats
 from router.core.types import WorkerId
@@ -57,12 +58,14 @@ class Router:
         self.plane = DataPlane(settings, stats, self.fleet, self.placement, self.keyer, access_log, time.monotonic, time.time)
         self.listener = Listener(self.plane)
         self.parity = ParityWatch(settings.tokens, self.fleet, self.keyer.sources, self.token_routes, time.monotonic)
+        self.fleet.on_change = tell_of_trust
         self.intake = Intake(self.fleet, self.placement, time.monotonic, self.plane.pool.close_worker)
         self.state = MemoryState(self.intake)
         self.shared: SharedPool | None = None
         if settings.state.redis:
             self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self._forget)
-        self.overview = Overview(self.plane, self.parity, access_log, self.shared)
+        self.catch_up = CatchUp(self.placement, time.monotonic, self._want_snapshot)
+        self.overview = Overview(self.plane, self.parity, access_log, self.shared, self.catch_up)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -78,7 +81,7 @@ class Router:
         ranks = spec.by_rank()
         if len(self.fleet) + len(ranks) > self.settings.fleet.max_workers:
             raise ValueError(f"max_workers {self.settings.fleet.max_workers} is reached")
-        shared = SharedAnswers(self.settings.fleet.scrape_interval_s / 2, time.monotonic) if len(ranks) > 1 else None
+        shared = shared_by_ranks(spec, self.settings.fleet, time.monotonic)
         for rank in ranks:
             self._add_rank(rank, shared)
 
@@ -88,8 +91,9 @@ class Router:
         log.info("worker %s joins as %s", worker.id, worker.kind)
         if self.shared is not None:
             self.shared.intake.watch(worker.id)
+        settings = self.settings
         self._watches[worker.id] = self._group.create_task(
-            watch(spec, self.settings.fleet, self.state.report, time.monotonic, self._fleet_size, shared=shared)
+            watch(spec, settings.fleet, settings.events, self.state, time.monotonic, self._fleet_size, shared=shared)
         )
 
     def remove_worker(self, worker_id: str) -> None:
@@ -107,6 +111,7 @@ class Router:
             watching = self._watches.pop(worker.id, None)  # None: a sidecar does
             if watching is not None:
                 watching.cancel()
+                self.state.leave(worker.id)
             self.plane.forget_worker(worker.id)
             self.keyer.asking.forget(worker.id)
             if (http := self._token_https.pop(worker.id, None)) is not None:
@@ -131,6 +136,12 @@ class Router:
             http = self._token_https[worker.id] = EngineHttp(worker.spec, self.settings.fleet.probe_timeout_s)
         return token_routes_of(worker.kind, http)
 
+    def _want_snapshot(self, worker_id: WorkerId) -> None:
+        if worker_id in self._watches:
+            self.state.want_snapshot(worker_id)
+        elif self.shared is not None:
+            self.shared.follower.want_snapshot(worker_id)
+
     def _fleet_size(self) -> int:
         return len(self._watches)
 
@@ -151,14 +162,17 @@ class Router:
                 self._group = await stack.enter_async_context(asyncio.TaskGroup())
                 self.plane.pool.start(self._group)
                 self.keyer.asking.open(self._group, self.token_routes)
-                loops = [self._group.create_task(self.listener.sweep_forever(time.monotonic))]
+                loops = [
+                    self._group.create_task(self.listener.sweep_forever(time.monotonic)),
+                    self._group.create_task(self.catch_up.run()),
+                ]
                 if settings.tokens.check_tokens:
                     loops.append(self._group.create_task(self.parity.run()))
                 for spec in settings.engines:
                     self.add_worker(spec)
                 if self.shared is not None:
                     loops.append(self._group.create_task(self.shared.run()))
-                    await self.shared.caught_up()
+                    await self.shared.caught_up(self.catch_up)
                 keep_collections_short()
                 await server.start_serving()
                 port = server.sockets[0].getsockname()[1]
@@ -205,6 +219,17 @@ class Router:
             log.warning("drain timeout: %d requests are cut", self.stats.requests_in_flight)
         self.listener.abort_all()
         log.info("stopped")
+
+
+def tell_of_trust(change: FleetChange) -> None:
+    """One line when a worker's cache is believed less because of what its engine counted, and when it is believed again."""
+    worker = change.worker
+    if change.what != "truth" or not worker.trust.demotions:
+        return
+    if worker.trust.events.doubt or worker.trust.history.doubt:
+        log.warning("worker %s: its cache is believed less, %s", worker.id, change.detail)
+    else:
+        log.info("worker %s: its cache is believed again, cache truth is %s", worker.id, change.after)
 
 
 def run(settings: Settings) -> int:

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row; all but the first and the last four fields are words for people, a line each.
+    """One row; all but the first and the last five fields are words for people, a line each.
 
     `adapter` is `module:class` of the engines.adapter.Adapter that looks at such an engine. Without `reuses_prefixes` an
     engine never gets credit for a prompt that it has seen. `has_slots`: its cache is one content per slot, as llama.cpp's.
-    `has_ranks`: a request reaches one of several data-parallel engines behind its URL by a header.
+    `has_ranks`: a request reaches one of several data-parallel engines behind its URL by a header. `tells_events`: it says
+    itself where it publishes KV events.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Kind:
     reuses_prefixes: bool = True
     has_slots: bool = False
     has_ranks: bool = False
+    tells_events: bool = False
 
 
 ROWS = (
@@ -43,6 +45,7 @@ ROWS = (
         cancel="aborts at once, streamed or not",
         adapter="engines.vllm:Vllm",
         has_ranks=True,
+        tells_events=True,
     ),
     Kind(
         name="sglang",
@@ -55,6 +58,7 @@ ROWS = (
         cancel="aborts plain requests, and streams about two seconds later",
         adapter="engines.sglang:Sglang",
         has_ranks=True,
+        tells_events=True,
     ),
     Kind(
         name="llama.cpp",

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, SharedFigures, WorkerFigures, WorkerTokens
+from router.catch_up import CatchUp
 from router.core.fleet import Worker
 from router.core.types import Decision, Truth
 from router.log import AccessLog
@@ -18,12 +19,18 @@ class Overview:
     """Read-only; every method answers from memory."""
 
     def __init__(
-        self, plane: DataPlane, parity: ParityWatch, access_log: AccessLog | None, shared: SharedPool | None = None
+        self,
+        plane: DataPlane,
+        parity: ParityWatch,
+        access_log: AccessLog | None,
+        shared: SharedPool | None,
+        catch_up: CatchUp,
     ) -> None:
         self._plane = plane
         self._parity = parity
         self._access_log = access_log
         self._shared = shared
+        self._catch_up = catch_up
 
     def workers(self) -> Sequence[WorkerFigures]:
         now_s = time.monotonic()
@@ -102,7 +109,7 @@ class Overview:
                 "gaps": counts.gaps,
                 "snapshots": counts.snapshots,
                 "bad_messages": counts.bad_messages + loads.bad_messages,
-                "surprises": counts.surprises + loads.surprises + pool.surprises,
+                "surprises": counts.surprises + loads.surprises + pool.surprises + self._catch_up.surprises,
                 "refused_workers": pool.intake.refused,
                 "told_loads": loads.told,
                 "heard_loads": loads.heard,

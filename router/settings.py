@@ -219,6 +219,21 @@ class StateSettings(Checked):
 
 
 @dataclass(frozen=True)
+class EventSettings(Checked):
+    """KV events of engines that publish them; each limit is per worker."""
+
+    max_event_blocks: int = knob(500_000, "engine blocks of a worker followed through its KV events", low=1024)
+    max_orphan_blocks: int = knob(16_384, "of these, blocks kept whose start is not known yet", low=1)
+    max_event_bytes: int = knob(64 * 1024 * 1024, "one message of KV events", low=1024)
+    max_waiting_events: int = knob(10_000, "messages of KV events waiting to be read; further ones are replayed", low=16)
+    replay_timeout_s: float = knob(5.0, "longest silence of an engine that is asked to replay KV events", low=0.05)
+    event_check_s: float = knob(5.0, "time without KV events until an engine is asked whether some were missed", low=0.05)
+    self_test: bool = knob(True, "send engines with KV events a short prompt, to see that its keys come back in them")
+    self_test_timeout_s: float = knob(5.0, "time for the self-test's prompt to show in KV events", low=0.05)
+    self_test_retry_s: float = knob(30.0, "time between two self-tests of a worker that failed", low=0.05)
+
+
+@dataclass(frozen=True)
 class LogSettings(Checked):
     log_format: str = knob("text", "form of log lines", choices=LOG_FORMATS)
     log_level: str = knob("info", "least severe message shown", choices=LOG_LEVELS)
@@ -258,6 +273,8 @@ class EngineSpec:
             raise SettingsError(f"engine: ranks {self.ranks} is not between 1 and {MAX_RANKS}")
         if self.ranks > 1 and not KINDS[self.kind].has_ranks:
             raise SettingsError(f"engine: ranks {self.ranks}: {self.kind} takes no requests for a rank")
+        check_endpoint("events", self.events)
+        check_endpoint("replay", self.replay)
         if not 0 < self.weight <= 1000:
             raise SettingsError(f"engine: weight {self.weight} is not above 0 and at most 1000")
 
@@ -272,6 +289,16 @@ class EngineSpec:
         if self.ranks == 1:
             return (self,)
         return tuple(dataclasses.replace(self, ranks=1, rank=rank) for rank in range(self.ranks))
+
+
+def check_endpoint(name: str, endpoint: str | None) -> None:
+    """Refuses what is no address of a ZeroMQ socket; `events` may end in `#TOPIC`."""
+    if endpoint is None:
+        return
+    matched = re.fullmatch(r"(?:tcp://[^#\s]*:(\d{1,5})|ipc://[^#\s]+)(?P<topic>#\S*)?", endpoint)
+    if matched is None or int(matched[1] or 1) > 65535 or (matched["topic"] and name != "events"):
+        topic = "[#TOPIC]" if name == "events" else ""
+        raise SettingsError(f"engine: {name} {endpoint!r} is not tcp://HOST:PORT{topic} or ipc://PATH{topic}")
 
 
 def check_url(url: str) -> None:
@@ -337,6 +364,7 @@ class Settings:
     tokens: TokenSettings = field(default_factory=TokenSettings)
     fleet: FleetSettings = field(default_factory=FleetSettings)
     state: StateSettings = field(default_factory=StateSettings)
+    events: EventSettings = field(default_factory=EventSettings)
     log: LogSettings = field(default_factory=LogSettings)
     engines: tuple[EngineSpec, ...] = ()
 

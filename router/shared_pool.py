@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 
+from router.catch_up import CatchUp
 from router.core.fleet import Fleet
 from router.core.placement import Placement
 from router.core.types import WorkerId
@@ -19,13 +20,12 @@ from router.state.redis_loads import RedisLoads
 
 log = logging.getLogger("warmline.state")
 LOOK_S = 0.05  # at whether Redis answers, while the picture is waited for
-CATCH_UP_S = 0.02  # between two looks for what waits to be taken in
-FORGET_S = 1.0  # and for workers that were lost long ago
+FORGET_S = 1.0  # between two looks for workers that were lost long ago
 START_S = 2.0  # that a router waits at its start for the picture of its pool
 
 
 class SharedPool:
-    """Connects when `run` runs. `remove` forgets a worker of the fleet."""
+    """Connects when `run` runs. `remove` forgets a worker of the fleet. What is heard is taken in by the router's `CatchUp`."""
 
     def __init__(
         self, settings: Settings, fleet: Fleet, placement: Placement, intake: Intake, remove: Callable[[WorkerId], None]
@@ -45,17 +45,16 @@ class SharedPool:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.follower.run())
             group.create_task(self.loads.run())
-            group.create_task(self._catch_up_forever())
             group.create_task(self._forget_forever())
 
-    async def caught_up(self, limit_s: float = START_S) -> bool:
+    async def caught_up(self, catch_up: CatchUp, limit_s: float = START_S) -> bool:
         """Waits until the pool's workers are known with their caches. False when that takes longer than `limit_s`, and at
         once where Redis does not answer."""
         ends_s = time.monotonic() + limit_s
         while not await self.follower.caught_up(LOOK_S):
             if self.health.is_lost or time.monotonic() > ends_s:
                 return False
-        while self._catch_up():
+        while catch_up.step():
             if time.monotonic() > ends_s:
                 return False
             await asyncio.sleep(0)
@@ -63,20 +62,6 @@ class SharedPool:
 
     def _load_of(self, worker_id: WorkerId) -> tuple[int, int]:
         return self._placement.own_load(worker_id, time.monotonic())
-
-    def _catch_up(self) -> bool:
-        """A surprise with what others told is counted and logged: it must not end the router."""
-        try:
-            return self._placement.catch_up(time.monotonic())
-        except Exception:
-            self.surprises += 1
-            log.exception("surprise while taking in what sidecars told")
-            return False
-
-    async def _catch_up_forever(self) -> None:
-        while True:
-            is_busy = self._catch_up()
-            await asyncio.sleep(0 if is_busy else CATCH_UP_S)
 
     async def _forget_forever(self) -> None:
         while True:

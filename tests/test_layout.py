@@ -30,11 +30,15 @@ DIRECTIONS = {
     "router.log": FOUNDATION | {"router.core", "router.line_writer"},
     "router.admin": DATA | LOGS,
     "router.proxy": DATA | LOGS,
-    "router.overview": DATA | LOGS | EDGES | {"router.shared_pool"},
+    "router.overview": DATA | LOGS | EDGES | {"router.catch_up", "router.shared_pool"},
+    "router.catch_up": LOGIC,
     "router.intake": LOGIC,
-    "router.shared_pool": DATA | {"router.intake"},
+    "router.shared_pool": DATA | {"router.catch_up", "router.intake"},
     "router.sidecar": LOGIC | LOGS | {"engines"},
-    "router.app": DATA | LOGS | EDGES | {"engines", "router.intake", "router.overview", "router.shared_pool"},
+    "router.app": DATA
+    | LOGS
+    | EDGES
+    | {"engines", "router.catch_up", "router.intake", "router.overview", "router.shared_pool"},
     "router.options": FOUNDATION,
     "router.settings_text": FOUNDATION | {"router.options"},
     "router.cli_show": FOUNDATION | {"router.core"},

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 from router.admin.metrics import SHARED_COUNTERS
+from router.catch_up import CatchUp
 from router.core.types import Truth
 from router.intake import Intake
 from router.overview import Overview
+from router.proxy.plane import DataPlane
 from router.settings import Settings, StateSettings
 from router.shared_pool import SharedPool
 from router.tokens.parity_watch import ParityWatch
@@ -15,11 +17,15 @@ from tests.tokens.token_engine import TokenEngine
 from tests.tokens.vocabularies import CHATML, byte_level, entry_of, write_folder
 
 
+def catch_up_of(plane: DataPlane) -> CatchUp:
+    return CatchUp(plane.placement, plane.clock, lambda worker: None)
+
+
 def overview_of(made: Rig, engine: TokenEngine | None = None) -> tuple[Overview, ParityWatch]:
     """With an engine that tells the tokens of all workers."""
     plane = made.plane
     watch = ParityWatch(plane.settings.tokens, plane.fleet, plane.keyer.sources, lambda worker: engine, plane.clock)
-    return Overview(plane, watch, None), watch
+    return Overview(plane, watch, None, None, catch_up_of(plane)), watch
 
 
 async def test_figures_follow_the_router() -> None:
@@ -84,7 +90,7 @@ async def test_shared_state_where_there_is_one() -> None:
         intake = Intake(plane.fleet, plane.placement, plane.clock, lambda worker: None)
         pool = SharedPool(settings, plane.fleet, plane.placement, intake, lambda worker: None)
         pool.intake.refused = 2
-        shown = Overview(plane, watch, None, pool).shared()
+        shown = Overview(plane, watch, None, pool, catch_up_of(plane)).shared()
         assert shown is not None
         assert (shown.is_lost, shown.read_age_s, shown.routers, shown.errors) == (False, None, 0, {})
         assert shown.counts.keys() == SHARED_COUNTERS.keys() and shown.counts["refused_workers"] == 2

@@ -122,6 +122,8 @@ ENGINES: list[tuple[str, EngineSpec]] = [
     ("tgi=http://a,adapters=legal+org/tax", EngineSpec("tgi", "http://a", adapters=("legal", "org/tax"))),
     ("triton=http://a,metrics=http://a:8002/metrics", EngineSpec("triton", "http://a", metrics="http://a:8002/metrics")),
     ("vllm=http://a,events=tcp://a:1,replay=tcp://a:2", EngineSpec("vllm", "http://a", events="tcp://a:1", replay="tcp://a:2")),
+    ("vllm=http://a,events=tcp://*:1#kv@a:1@m", EngineSpec("vllm", "http://a", events="tcp://*:1#kv@a:1@m")),
+    ("vllm=http://a,events=ipc:///run/kv", EngineSpec("vllm", "http://a", events="ipc:///run/kv")),
 ]
 
 
@@ -160,6 +162,9 @@ BAD_ENGINES = [
     ("vllm=http://a,weight=0", "weight 0.0 is not above 0"),
     ("vllm=http://a,weight=nan", "weight nan is not above 0"),
     ("vllm=http://a,capacity_tokens=0", "capacity_tokens 0 is not at least 1"),
+    ("vllm=http://a,events=a:5557", "events 'a:5557' is not tcp://HOST:PORT[#TOPIC] or ipc://PATH[#TOPIC]"),
+    ("vllm=http://a,events=tcp://a:65536", "events 'tcp://a:65536' is not tcp://HOST:PORT"),
+    ("vllm=http://a,replay=tcp://a:1#x", "replay 'tcp://a:1#x' is not tcp://HOST:PORT or ipc://PATH"),
     ("vllm=http://a,capacity_tokens=1.5", "capacity_tokens '1.5' is not a number"),
 ]
 

@@ -9,6 +9,7 @@ import pytest
 
 from loadtest.redis_server import RedisServer, redis_server
 from router import shared_pool
+from router.catch_up import CatchUp
 from router.core.cache_delta import CacheSnapshot, Stored
 from router.core.fleet import Fleet
 from router.core.placement import Placement
@@ -36,9 +37,12 @@ class Member:
         self.placement = Placement(self.settings.routing, self.settings.cache, self.fleet, Stats(), random.Random(1))
         intake = Intake(self.fleet, self.placement, time.monotonic, lambda worker: None)
         self.pool = SharedPool(self.settings, self.fleet, self.placement, intake, self.remove)
+        self.catch_up = CatchUp(self.placement, time.monotonic, self.pool.follower.want_snapshot)
 
     async def run(self) -> None:
-        await self.pool.run()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.pool.run())
+            group.create_task(self.catch_up.run())
 
     def remove(self, worker: WorkerId) -> None:
         self.fleet.remove(worker)
@@ -88,7 +92,7 @@ async def test_routers_see_workers_and_each_others_load() -> None:
     with redis_server() as redis:
         one, two = Member(redis), Member(redis)
         async with running(Publishing(redis), one, two):
-            assert await one.pool.caught_up() and await two.pool.caught_up()
+            assert await one.pool.caught_up(one.catch_up) and await two.pool.caught_up(two.catch_up)
             await eventually(lambda: [w.lifecycle for w in two.fleet.workers] == [Lifecycle.READY], 2.0)
             await eventually(lambda: one.pool.loads.routers == two.pool.loads.routers == 1, 3.0)
             one.choose()
@@ -105,7 +109,7 @@ async def test_new_router_has_the_whole_index_before_its_first_decision() -> Non
             await asyncio.sleep(1.0)  # until it is written
             late = Member(redis)
             async with running(late):
-                assert await late.pool.caught_up(5.0)
+                assert await late.pool.caught_up(late.catch_up, 5.0)
                 (worker,) = late.fleet.workers
                 assert worker.truth is Truth.EXACT
                 assert late.placement.blocks_held(worker) == BLOCKS
@@ -130,7 +134,7 @@ async def test_without_redis_a_router_starts_all_the_same() -> None:
         redis.kill()
         async with running(member):
             began_s = time.monotonic()
-            assert not await member.pool.caught_up(30.0)
+            assert not await member.pool.caught_up(member.catch_up, 30.0)
             assert time.monotonic() - began_s < 5.0
 
 

@@ -65,7 +65,7 @@ class Portrait:
             lifecycle=self.lifecycle,
             reported_at_s=now_s,
             models=(self._spec.model,) if self._spec.model else self.models,
-            adapters=self._adapters.told() if self.described else None,
+            adapters=self._adapters.told() if self._spec.model or self.models is not None else None,
             loaded_adapters=self._loaded_adapters,
             block_tokens=self._block_tokens,
             capacity_tokens=self._spec.capacity_tokens or self._capacity_tokens,

@@ -8,10 +8,13 @@ from dataclasses import replace
 
 import uvloop
 
-from engines.sidecar.watch import watch
-from router.core.types import Lifecycle, WorkerReport
+from engines.shared_answers import SharedAnswers
+from engines.sidecar.watch import shared_by_ranks, watch
+from router.core.cache_delta import CacheDelta
+from router.core.types import Lifecycle, WorkerId, WorkerReport
 from router.redis_url import parse_redis
 from router.settings import EngineSpec, Settings
+from router.state.contract import SnapshotSource
 from router.state.redis_health import RedisHealth
 from router.state.redis_publisher import RedisPublisher
 
@@ -27,6 +30,7 @@ class Sidecar:
         health = RedisHealth(parse_redis(settings.state.redis), settings.state.redis_timeout_s)
         self._publisher = RedisPublisher(settings.state, settings.fleet, health)
         self._last: dict[str, WorkerReport] = {}
+        self._count = sum(engine.ranks for engine in settings.engines)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
@@ -35,7 +39,7 @@ class Sidecar:
             watches = [
                 group.create_task(self._watch(rank, shared))
                 for spec in self._settings.engines
-                for shared in [shared_by_ranks(spec, self._settings.fleet)]
+                for shared in [shared_by_ranks(spec, self._settings.fleet, time.monotonic)]
                 for rank in spec.by_rank()
             ]
             LOG.info("publishing %d engines to Redis, pool %s", len(watches), self._settings.state.pool_name)
@@ -51,12 +55,24 @@ class Sidecar:
     def stop(self) -> None:
         self._stop.set()
 
-    async def _watch(self, spec: EngineSpec) -> None:
-        await watch(spec, self._settings.fleet, self._report, time.monotonic, lambda: len(self._settings.engines), closely=True)
+    async def _watch(self, spec: EngineSpec, shared: SharedAnswers | None) -> None:
+        settings, count = self._settings, self._count
+        await watch(spec, settings.fleet, settings.events, self, time.monotonic, lambda: count, closely=True, shared=shared)
 
-    def _report(self, report: WorkerReport) -> None:
+    # A StatePublisher that remembers the last reports
+
+    def report(self, report: WorkerReport) -> None:
         self._last[report.worker] = report
         self._publisher.report(report)
+
+    def delta(self, delta: CacheDelta) -> None:
+        self._publisher.delta(delta)
+
+    def follow(self, worker: WorkerId, snapshot: SnapshotSource) -> None:
+        self._publisher.follow(worker, snapshot)
+
+    def leave(self, worker: WorkerId) -> None:
+        self._publisher.leave(worker)
 
 
 def leaving(report: WorkerReport, now_s: float) -> WorkerReport:

@@ -1,4 +1,4 @@
-"""The loop that watches one engine for as long as it is not cancelled."""
+"""The loops that watch one engine for as long as they are not cancelled."""
 
 import asyncio
 import secrets
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from engines.fetch import EngineHttp
 from engines.kinds import adapter_of
 from engines.shared_answers import SharedAnswers
+from engines.sidecar.kv.follower import CacheFollower
 from engines.sidecar.watcher import Watcher
-from router.core.types import WorkerReport
-from router.settings import EngineSpec, FleetSettings
+from router.kinds import KINDS
+from router.settings import EngineSpec, EventSettings, FleetSettings
+from router.state.contract import StatePublisher
 
 UNMARKED = f"start-{secrets.token_hex(4)}"  # another one in each process
 SHORTEST_PAUSE_S = 0.005  # an engine that answers late must not turn the loop into a spin
@@ -17,27 +19,45 @@ SHORTEST_PAUSE_S = 0.005  # an engine that answers late must not turn the loop i
 
 async def watch(
     spec: EngineSpec,
-    settings: FleetSettings,
-    publish: Callable[[WorkerReport], None],
+    fleet: FleetSettings,
+    events: EventSettings,
+    publisher: StatePublisher,
     clock: Callable[[], float],
     fleet_size: Callable[[], int] = lambda: 1,
     *,
     closely: bool = False,
     shared: SharedAnswers | None = None,
 ) -> None:
-    """Probes and scrapes until cancelled.
+    """Probes, scrapes and follows the KV events of an engine that may have some, until cancelled.
 
-    `clock` is monotonic and stamps the reports. `fleet_size` stretches the intervals of a large fleet.
-    `closely` looks at the load each scrape interval even while nothing waits there. `shared` is the one of all ranks of
-    an engine, each of which is watched on its own.
+    `clock` is monotonic and stamps the reports. `fleet_size` stretches the intervals of a large fleet. `closely` looks at
+    the load each scrape interval even while nothing waits there. `shared` is the one of all ranks of an engine, each of
+    which is watched on its own. Whoever cancels this tells the publisher that the worker is gone.
     """
-    http = EngineHttp(spec, settings.probe_timeout_s, shared)
-    watcher = Watcher(
-        spec, settings, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely, unmarked=UNMARKED
-    )
+    http = EngineHttp(spec, fleet.probe_timeout_s, shared)
+    patient_http = EngineHttp(spec, events.self_test_timeout_s)
+    follower: CacheFollower | None = None
+    if spec.events is not None or KINDS[spec.kind].tells_events:
+        follower = CacheFollower(spec, events, http, patient_http, publisher, clock)
+    publish = publisher.report if follower is None else follower.report
+    watcher = Watcher(spec, fleet, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely, unmarked=UNMARKED)
     try:
-        while True:
-            await watcher.round()
-            await asyncio.sleep(max(watcher.pause_s(), SHORTEST_PAUSE_S))
+        async with asyncio.TaskGroup() as group:
+            if follower is not None:
+                group.create_task(follower.run())
+            await look(watcher)
     finally:
         http.close()
+        patient_http.close()
+
+
+async def look(watcher: Watcher) -> None:
+    """Round after round."""
+    while True:
+        await watcher.round()
+        await asyncio.sleep(max(watcher.pause_s(), SHORTEST_PAUSE_S))
+
+
+def shared_by_ranks(spec: EngineSpec, fleet: FleetSettings, clock: Callable[[], float]) -> SharedAnswers | None:
+    """What the ranks of this engine share; None where there is one only."""
+    return SharedAnswers(fleet.scrape_interval_s / 2, clock) if spec.ranks > 1 else None

@@ -17,17 +17,18 @@ class MemoryState:
 
     def delta(self, delta: CacheDelta) -> None:
         if not self._listener.delta(delta):
-            self._send_snapshot(delta.worker)
+            self.want_snapshot(delta.worker)
 
     def follow(self, worker: WorkerId, snapshot: SnapshotSource) -> None:
         self._sources[worker] = snapshot
-        self._send_snapshot(worker)
+        self.want_snapshot(worker)
 
     def leave(self, worker: WorkerId) -> None:
         self._sources.pop(worker, None)
         self._listener.lost(worker, "it is not watched any more")
 
-    def _send_snapshot(self, worker: WorkerId) -> None:
+    def want_snapshot(self, worker: WorkerId) -> None:
+        """The listener can use one, if the worker is followed and its cache known."""
         source = self._sources.get(worker)
         snapshot = source() if source is not None else None
         if snapshot is not None:

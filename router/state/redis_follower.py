@@ -82,6 +82,12 @@ class RedisFollower:
             return False
         return True
 
+    def want_snapshot(self, worker: WorkerId) -> None:
+        """The listener can use the worker's snapshot: it is read, the less often the less that helps."""
+        feed = self._lanes[lane_of(worker)].feeds.get(worker)
+        if feed is not None and feed.is_known and feed.has_snapshot:
+            feed.want_snapshot(self._clock())
+
     async def run(self) -> None:
         """Reads until cancelled; then closes its connections."""
         try:

@@ -131,10 +131,13 @@ def test_reasons_of_refusal() -> None:
 
 
 async def test_a_body_is_sent_as_json() -> None:
-    """A question with a body carries its type and the engine's key, and its answer is bounded like any other."""
+    """A question with a body carries its type, the engine's key and further headers, and its answer is bounded like any
+    other."""
     async with FakeEngine({"/ask": as_json([1, 2])}) as engine, Connected(engine, api_key="s3cret") as http:
-        assert (await http.post("/ask", b'{"a": 1}')).json() == [1, 2]
+        assert (await http.post("/ask", b'{"a": 1}', {"X-Rank": "1"})).json() == [1, 2]
         assert engine.bodies == [b'{"a": 1}']
-        assert (engine.headers[0]["Content-Type"], engine.headers[0]["Authorization"]) == ("application/json", "Bearer s3cret")
+        sent = engine.headers[0]
+        assert (sent["Content-Type"], sent["Authorization"]) == ("application/json", "Bearer s3cret")
+        assert sent["X-Rank"] == "1"
         with pytest.raises(BadAnswer):
-            await http.post("/ask", b"{}", 3)
+            await http.post("/ask", b"{}", limit_bytes=3)

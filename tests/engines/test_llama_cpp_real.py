@@ -14,7 +14,8 @@ from engines.launch import LlamaCppOptions, launch
 from engines.sidecar.watch import watch
 from engines.tiny_gguf import cached_tiny_gguf, smollm2_path
 from router.core.types import Lifecycle, WorkerReport
-from router.settings import EngineSpec, FleetSettings
+from router.settings import EngineSpec, EventSettings, FleetSettings
+from tests.engines.sidecar.heard import Heard
 
 SETTINGS = FleetSettings(probe_interval_s=0.1, scrape_interval_s=0.05, probe_timeout_s=2.0)
 DEADLINE_S = 30.0
@@ -44,7 +45,7 @@ async def watching(url: str) -> AsyncIterator[Watched]:
     watched = Watched()
     async with asyncio.TaskGroup() as group:
         spec = EngineSpec("llama.cpp", url)
-        loop = group.create_task(watch(spec, SETTINGS, watched.reports.put_nowait, time.monotonic))
+        loop = group.create_task(watch(spec, SETTINGS, EventSettings(), Heard(watched.reports.put_nowait), time.monotonic))
         yield watched
         loop.cancel()
 

@@ -5,10 +5,16 @@ from engines.fetch import Answer
 from engines.openai import error_text, json_object, read_models
 from engines.sglang import LOADS, add_info, read_loads
 from engines.sglang import read_page as read_sglang_page
-from engines.vllm import read_page
+from engines.vllm import METRICS, read_page
 from tests.golden.recorded import answer, lines
 
 VLLM, SGLANG = "vllm-0.32.0/http", "sglang-0.5.23/http"
+
+
+def page(step: str) -> Look:
+    samples = METRICS.read(recorded(VLLM, step, "/metrics"))
+    assert samples is not None
+    return read_page(samples)
 
 
 def recorded(recording: str, step: str, path: str) -> Answer:
@@ -18,14 +24,14 @@ def recorded(recording: str, step: str, path: str) -> Answer:
 
 def test_vllm_page_of_an_idle_engine() -> None:
     """Nothing runs; block size and capacity come from the cache's own labels."""
-    look = read_page(recorded(VLLM, "idle", "/metrics"))
+    look = page("idle")
     assert (look.running, look.waiting, look.block_tokens, look.capacity_tokens) == (0, 0, 32, 24 * 32)
     assert look.kv_used_ratio == 0 and look.extra["prefix_hits_tokens"] > 0 and look.markers
 
 
 def test_vllm_page_under_load() -> None:
     """More requests than the small cache holds: some run, some wait, and counters have grown."""
-    idle, busy = (read_page(recorded(VLLM, step, "/metrics")) for step in ("idle", "load"))
+    idle, busy = (page(step) for step in ("idle", "load"))
     assert busy.running and busy.waiting and busy.running + busy.waiting == 12
     assert busy.kv_used_ratio and busy.markers == idle.markers
     assert all(busy.counters[name] >= idle.counters[name] for name in idle.counters)

@@ -168,6 +168,7 @@ async def test_truth_counts_when_it_changes(bench: Bench) -> None:
     assert bench.watch.verdict_on(exact) == (None, "")
     await bench.watch.round()
     assert bench.source("m") is KeySource.TOKENIZER
+    exact.in_sync = True
     bench.tell(exact, truth=Truth.EXACT)
     await bench.watch.round()
     assert bench.source("m") is KeySource.ENGINE

@@ -5,7 +5,7 @@ is all that is needed. A key is published while every block from its chain's sta
 memory; a block that is gone takes all behind it along, and brings it back when it is stored again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from engines.sidecar.kv.changes import ChangeList
 from engines.sidecar.kv.events import BlockRemoved, BlockStored, CacheEvent
@@ -23,6 +23,7 @@ class EngineCache:
     """One engine (one data-parallel rank). `doubt` says why what is published may not be all that is cached."""
 
     def __init__(self, model: str, max_blocks: int, max_orphan_blocks: int) -> None:
+        self.adapters: Mapping[str, str] = {}  # LoRA adapters by name: the text that keys of new chains are made with
         self.lost_blocks = 0  # stored by the engine and not taken in: no room, or an event that does not fit
         self.unplaced_copies = 0  # told of blocks that are not known
         self.unkeyed_blocks = 0  # stored with images or other inputs that no key describes
@@ -138,15 +139,9 @@ class EngineCache:
         return ""
 
     def _store_mixed(self, event: BlockStored, bit: int) -> None:
-        """Some of its blocks are known: these get one more copy, the stretches between them are placed.
-
-        A chain told from its start whose first block is on the device already is vLLM's repeat of a found prefix
-        (kv_cache_report_mode=full), which makes no copies: the engine computes a block anew only if it did not find it.
-        """
+        """Some of its blocks are known: these get one more copy, the stretches between them are placed."""
         ids, size = event.ids, self._block_bytes
-        repeat = event.reused
-        if repeat is None:
-            repeat = event.parent is None and MEDIA.get(event.medium) == DEVICE and self._is_held(ids[0], bit)
+        repeat = self._is_repeat(event, bit)
         place: Place | None = None
         index = 0
         while index < len(ids):
@@ -162,6 +157,18 @@ class EngineCache:
                 place = self._add_copy(ids[index], bit, counts=not repeat)
                 index += 1
 
+    def _is_repeat(self, event: BlockStored, bit: int) -> bool:
+        """Whether it tells a found prefix again (vLLM's kv_cache_report_mode=full), which makes no copies.
+
+        Where the engine does not say, it is one if it is told from its chain's start and the first block is on the device
+        already: vLLM computes a block anew only if it did not find it. Engines that do not tell a group's kind have no such
+        mode; SGLang stores a prefix again for another `extra_key`, which its hashes do not show, and removes it twice.
+        """
+        if event.reused is not None:
+            return event.reused
+        may_be = event.parent is None and event.group_kind is not None and MEDIA.get(event.medium) == DEVICE
+        return may_be and self._is_held(event.ids[0], bit)
+
     def _is_new(self, block: int) -> bool:
         """Never told of, or only as a parent."""
         run = self._runs.get(block)
@@ -176,7 +183,8 @@ class EngineCache:
         if event.keyed <= 0 or event.parent in self._unkeyed:
             return None
         if event.parent is None:
-            key = root(self._model, event.adapter, event.salt, KeyForm.TOKENS)
+            adapter = None if event.adapter is None else self.adapters.get(event.adapter, event.adapter)
+            key = root(self._model, adapter, event.salt, KeyForm.TOKENS)
             anchor = self._anchors.get(key)
             if anchor is None:
                 anchor = self._anchors[key] = Run(None, 0)

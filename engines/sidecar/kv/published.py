@@ -37,8 +37,9 @@ class Published:
             self._counts.update(dict.fromkeys(keys, ONE[tier]))
 
     def clear(self, *, count: bool) -> None:
+        if self.keys:
+            self.changes.cleared()
         self.keys = 0
-        self.changes.cleared()
         self._counts = {} if count else None
 
     def add(self, parent: int | None, keys: "array[int]", tier: int) -> None:

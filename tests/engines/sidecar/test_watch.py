@@ -7,9 +7,11 @@ import pytest
 
 from engines.sidecar.watch import watch
 from router.core.types import Lifecycle, WorkerReport
-from router.settings import FleetSettings
+from router.settings import EventSettings, FleetSettings
 from tests.engines.fake_engine import FakeEngine, Reply, as_json
+from tests.engines.sidecar.heard import Heard
 
+EVENTS = EventSettings()
 SETTINGS = FleetSettings(probe_interval_s=0.05, probe_timeout_s=0.2, scrape_interval_s=0.05)
 ROUTES = {"/health": Reply(), "/v1/models": as_json({"data": [{"id": "m"}]})}
 
@@ -29,8 +31,8 @@ async def test_follows_an_engine_until_cancelled() -> None:
     async with FakeEngine(dict(ROUTES)) as engine, FakeEngine(dict(ROUTES)) as other:
         async with asyncio.TaskGroup() as group:
             loops = [
-                group.create_task(watch(engine.spec("vllm"), SETTINGS, reports.put_nowait, time.monotonic)),
-                group.create_task(watch(other.spec("openai"), SETTINGS, ignored.append, time.monotonic)),
+                group.create_task(watch(engine.spec("vllm"), SETTINGS, EVENTS, Heard(reports.put_nowait), time.monotonic)),
+                group.create_task(watch(other.spec("openai"), SETTINGS, EVENTS, Heard(ignored.append), time.monotonic)),
             ]
             first = await next_where(reports, Lifecycle.READY)
             assert first.models == ("m",)
@@ -52,5 +54,5 @@ async def test_late_engine_does_not_spin_the_loop(monkeypatch: pytest.MonkeyPatc
         jumps = iter(range(0, 10_000, 10))
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await watch(engine.spec("openai"), SETTINGS, lambda report: None, lambda: float(next(jumps)))
+                await watch(engine.spec("openai"), SETTINGS, EVENTS, Heard(lambda report: None), lambda: float(next(jumps)))
         assert len(engine.asked) <= 41

@@ -73,12 +73,12 @@ class NaiveCache:
     told: set[Block] = field(default_factory=set)
     media: dict[str, set[int]] = field(default_factory=dict)  # groups seen in each
 
-    def store(self, blocks: list[Block], medium: str, group: int) -> None:
+    def store(self, blocks: list[Block], medium: str, group: int, kind: str | None) -> None:
         if group not in self.groups:
             return
         self.media.setdefault(medium, set()).add(group)
         first = blocks[0]
-        repeat = first.before is None and medium == "GPU" and self.copies.get((first, medium, group), 0) > 0
+        repeat = bool(kind) and first.before is None and medium == "GPU" and self.copies.get((first, medium, group), 0) > 0
         for block in blocks:
             self.told.add(block)
             held = self.copies.get((block, medium, group), 0)

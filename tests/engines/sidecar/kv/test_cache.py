@@ -53,6 +53,7 @@ class Walk:
         self._leaves = forest(size)
         self._media = chance.choice([["GPU"], ["GPU", "GPU", "GPU", "CPU_PINNED", "DISK"]])
         self._groups = groups
+        self._kind = chance.choice(["full_attention", None]) if groups == 1 else "full_attention"  # None: not told
 
     def step(self) -> None:
         chance = self._chance
@@ -62,9 +63,9 @@ class Walk:
         medium, group = chance.choice(self._media), chance.randint(0, self._groups)
         what = chance.choices(["store", "remove", "copy", "clear"], [50, 45, 5, 1])[0]
         if what == "store":
-            kind = "full_attention" if group < self._groups else "sliding_window"
+            kind = self._kind if group < self._groups else "sliding_window"
             self.engine.apply(stored(blocks, medium, group, kind))
-            self.model.store(blocks, medium, group)
+            self.model.store(blocks, medium, group, kind)
         elif what == "remove":
             some = [block for block in blocks if chance.random() < 0.6]
             chance.shuffle(some)
@@ -149,7 +150,9 @@ def test_copies_are_counted() -> None:
 def test_repeats_of_a_found_prefix_make_no_copies() -> None:
     """kv_cache_report_mode=full tells a found prefix again, from its start, without a removal to come for it."""
     blocks = make_blocks(16, 3)
-    assert not publish(cache(), stored(blocks), stored(blocks), stored(blocks[:2]), removed(blocks))
+    told = stored(blocks, kind="full_attention")
+    assert not publish(cache(), told, told, stored(blocks[:2], kind="full_attention"), removed(blocks))
+    assert len(publish(cache(), stored(blocks), stored(blocks), removed(blocks))) == 3  # an engine without that mode
     assert publish(cache(), stored(blocks), stored(blocks, reused=False), removed(blocks)).keys() == set(keys_of(blocks[-1]))
     assert not publish(cache(), stored(blocks), stored(blocks[2:], reused=True), removed(blocks))
 
