@@ -172,7 +172,7 @@ class Router:
                     self.add_worker(spec)
                 if self.shared is not None:
                     loops.append(self._group.create_task(self.shared.run()))
-                    await self.shared.caught_up(self.catch_up)
+                    await self._join_pool(self.shared)
                 keep_collections_short()
                 await server.start_serving()
                 port = server.sockets[0].getsockname()[1]
@@ -189,6 +189,14 @@ class Router:
         finally:
             server.close()
             self.keyer.close()
+
+    async def _join_pool(self, shared: SharedPool) -> None:
+        """Waits for the picture of the pool, within limits, and says what it is."""
+        began_s = time.monotonic()
+        is_whole = await shared.caught_up(self.catch_up)
+        held = sum(self.placement.blocks_held(worker) for worker in self.fleet.workers)
+        words = "picture of the pool" if is_whole else "picture of the pool is not complete"
+        log.info("%s after %.2f s: %d workers, %d cached blocks", words, time.monotonic() - began_s, len(self.fleet), held)
 
     async def _start_admin(self, stack: contextlib.AsyncExitStack) -> int:
         listen = self.settings.listen

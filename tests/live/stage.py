@@ -2,25 +2,28 @@
 
 import json
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pytest
-
 from engines.launch import EngineOptions, LocalEngine, free_port, launch, launch_all
+from engines.process import ChildProcess
 from engines.starters.deepspeed import BackEndOptions
 from engines.starters.mii import MiiOptions
 from engines.starters.sglang import SglangOptions
 from engines.starters.vllm import VllmOptions
 from loadtest.demo.router_process import LocalRouter
+from loadtest.redis_server import RedisServer, redis_server
 from tests.e2e.cluster import until
 from tests.live.loads import CHAT
 from tests.live.places import Places
 
 START_DEADLINE_S = 240.0
+EXACT_DEADLINE_S = 20.0
 EventOptions = VllmOptions | SglangOptions
 
 
@@ -104,8 +107,23 @@ def leave_in_mid_answer(router: LocalRouter, model: str, *, stream: bool) -> Non
     until(lambda: all(row["in_flight"] == 0 for row in router.workers()), "the count is given back", 2.0)
 
 
-def needs_exact_truth(router: LocalRouter, measured: str) -> None:
-    """Skips, saying what was measured, where the router does not follow its engines' events."""
-    rows = router.workers()
-    if any(row["truth"] != "exact" for row in rows):
-        pytest.skip(f"{', '.join(row['truth'] + ' ' + row['truth_reason'] for row in rows)}: {measured}")
+def await_exact(*routers: LocalRouter) -> None:
+    """Until every router follows the events of every worker and the self-tests were passed."""
+    for router in routers:
+        until(
+            lambda router=router: all(row["truth"] == "exact" for row in router.workers()),  # type: ignore[misc]
+            "the truth of every worker is exact",
+            EXACT_DEADLINE_S,
+        )
+
+
+@contextmanager
+def shared_pool(specs: Sequence[str], folder: Path) -> Iterator[RedisServer]:
+    """A Redis, and a sidecar process for each engine that tells it of its cache."""
+    with ExitStack() as stack:
+        redis = stack.enter_context(redis_server())
+        for number, spec in enumerate(specs):
+            argv = [sys.executable, "-m", "router.cli", "sidecar", "--redis", redis.url, "--engine", spec]
+            sidecar = ChildProcess(argv, folder / f"sidecar-{number}.log")
+            stack.callback(sidecar.stop, deadline_s=10.0)
+        yield redis

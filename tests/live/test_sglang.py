@@ -11,7 +11,7 @@ from tests.live.conftest import Routers
 from tests.live.loads import CHAT, TEXT, Ask, cached_share, ceiling, crowded, decision, forecasts, play, prefix_groups, problems
 from tests.live.places import Places
 from tests.live.recording import ask
-from tests.live.stage import EventEngine, leave_in_mid_answer, needs_exact_truth, row_of, start_engines
+from tests.live.stage import EventEngine, await_exact, leave_in_mid_answer, row_of, start_engines
 
 CACHE_TOKENS = {16: 16_384, 1: 2048}  # by page size; the second evicts under `crowded`
 
@@ -85,13 +85,12 @@ def test_client_that_leaves(router: LocalRouter, stream: bool) -> None:
 
 async def test_predictions_are_exact(sglang: EventEngine, router: LocalRouter) -> None:
     """At least 99 % of predictions are what the engine then reports, with groups that fit its cache and with too many."""
+    await_exact(router)
     groups = await play([router], prefix_groups("tiny", groups=3, each=6, prefix_words=60), clients=1, pause_s=0.05)
     crowd = await play([router], crowded("tiny", count=60, prefixes=12, prefix_tokens=240), clients=1, pause_s=0.05)
     assert not problems([*groups, *crowd])
     found = forecasts([*groups, *crowd])
-    measured = f"{found.equal_share():.3f} of {len(found.pairs)} predictions equal"
-    print(measured)
-    needs_exact_truth(router, measured)
+    print(f"{found.equal_share():.3f} of {len(found.pairs)} predictions equal")
     assert found.equal_share() >= 0.99, found.misses()
 
 
@@ -100,6 +99,7 @@ async def test_each_group_is_computed_once(engines: list[EventEngine], routers: 
     sglang = engines[0]
     forget(sglang)
     both = [routers.start([sglang.spec]), routers.start([sglang.spec])]
+    await_exact(*both)
     asks = prefix_groups("tiny", groups=4, each=6)
     answers = await play(both, asks, clients=2)
     assert not problems(answers)
@@ -115,6 +115,7 @@ async def test_flush_and_restart(engines: list[EventEngine], routers: Routers) -
     """After /flush_cache and after a restart nothing is predicted of before; a restart is another generation."""
     sglang = engines[1]
     router = routers.start([sglang.spec])
+    await_exact(router)
     prompt = Ask(TEXT, {"model": "tiny", "prompt": list(range(700, 900)), "max_tokens": 2, "temperature": 0}, "one")
     warm = (await play([router], [prompt] * 2, clients=1))[1]
     assert decision(warm)["predicted_cached_tokens"] > 0
@@ -124,8 +125,10 @@ async def test_flush_and_restart(engines: list[EventEngine], routers: Routers) -
     until(lambda: row_of(router, sglang.url)["lifecycle"] == "ready", "the engine is back", 20.0)
     (after,) = await play([router], [prompt], clients=1)
     assert not problems([after]) and (after.cached_tokens, decision(after)["predicted_cached_tokens"]) == (0, 0)
-    await play([router], [prompt], clients=1)
+    await_exact(router)
+    (warm,) = await play([router], [prompt], clients=1)
+    assert decision(warm)["predicted_cached_tokens"] == warm.cached_tokens > 0
     forget(sglang)
-    needs_exact_truth(router, "a flush is told by events only")
+    until(lambda: row_of(router, sglang.url)["blocks_held"] == 0, "the flush is told")
     (flushed,) = await play([router], [prompt], clients=1)
     assert (flushed.cached_tokens, decision(flushed)["predicted_cached_tokens"]) == (0, 0)
