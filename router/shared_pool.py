@@ -21,6 +21,7 @@ from router.state.redis_loads import RedisLoads
 log = logging.getLogger("warmline.state")
 LOOK_S = 0.05  # at whether Redis answers, while the picture is waited for
 FORGET_S = 1.0  # between two looks for workers that were lost long ago
+BUSY_S = 1.0  # after the latest change of this router's load
 START_S = 2.0  # that a router waits at its start for the picture of its pool
 
 
@@ -34,8 +35,15 @@ class SharedPool:
         self.name = f"{os.uname().nodename}:{os.getpid()}:{secrets.token_hex(4)}"
         self.health = RedisHealth(parse_redis(state.redis), state.redis_timeout_s)
         self.intake = PoolIntake(intake, fleet, time.monotonic, state.leftover_ttl_s, remove)
-        self.follower = RedisFollower(state, settings.fleet, self.intake, self.health, is_own=self.intake.watched.__contains__)
         self.loads = RedisLoads(state, self.name, self._load_of, self.intake, self.health)
+        self.follower = RedisFollower(
+            state,
+            settings.fleet,
+            self.intake,
+            self.health,
+            is_own=self.intake.watched.__contains__,
+            is_busy=lambda: self.loads.changed_within(BUSY_S),
+        )
         self.surprises = 0
         self._placement = placement
         placement.share_load(self.loads)

@@ -16,6 +16,7 @@ from router.state.batch import Batch
 from router.state.contract import StateListener
 from router.state.feed import NEVER_S, Feed
 from router.state.lane import FollowCounts, Lane
+from router.state.pace import Pace
 from router.state.redis_health import PROBE_S, RedisHealth
 from router.state.redis_keys import LANES, Keys, lane_of
 from router.state.redis_link import RedisLink
@@ -41,10 +42,13 @@ class RedisFollower:
         health: RedisHealth,
         clock: Callable[[], float] = time.monotonic,
         is_own: Callable[[WorkerId], bool] = lambda worker: False,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Connects nowhere yet. `clock` stamps the reports. Raises SettingsError for an unreadable TLS file.
 
-        `is_own` names the workers that this process hears of without Redis; nothing is read of them.
+        `is_own` names the workers that this process hears of without Redis; nothing is read of them. While it `is_busy` with
+        requests, news is looked for more often than `state_interval_s` tells, as long as that costs little: the next turn
+        of a conversation should find the last one, whichever router had it.
         """
         self.counts = FollowCounts()
         self.health = health
@@ -53,6 +57,8 @@ class RedisFollower:
         self._listener = listener
         self._clock = clock
         self._is_own = is_own
+        self._is_busy = is_busy
+        self._pace = Pace(settings.state_interval_s)
         self._link = RedisLink(settings, health, PART, clock)
         self._keys = Keys(settings.pool_name)
         self._lanes = [Lane(number, self._keys, listener, self.counts, fleet.report_ttl_s, clock()) for number in range(LANES)]
@@ -93,12 +99,15 @@ class RedisFollower:
         try:
             while True:
                 began_s = self._clock()
+                self._pace.began()
                 try:
                     await self._round(began_s)
                 except Exception:
                     self.counts.surprises += 1
                     LOG.exception("surprise while reading the state in Redis")
-                rest_s = 0.0 if self._hurries else self._settings.state_interval_s - (self._clock() - began_s)
+                self._pace.ended()
+                interval_s = self._pace.soon_s if self._is_busy() else self._settings.state_interval_s
+                rest_s = 0.0 if self._hurries else interval_s - (self._clock() - began_s)
                 await asyncio.sleep(max(rest_s, SHORTEST_PAUSE_S))
         finally:
             await self._link.close()

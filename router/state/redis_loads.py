@@ -61,6 +61,7 @@ class RedisLoads:
         self._channel = Keys(settings.pool_name).load
         self._touched: set[WorkerId] = set()
         self._changed = asyncio.Event()
+        self._changed_s = float("-inf")
         self._told: dict[WorkerId, tuple[int, int]] = {}  # what is not nothing
         self._seq = 0
         self._peers: dict[str, Peer] = {}
@@ -75,6 +76,10 @@ class RedisLoads:
         self._touched.add(worker)
         if not self._changed.is_set():
             self._changed.set()
+
+    def changed_within(self, seconds: float) -> bool:
+        """Whether this router's load changed lately, on any worker."""
+        return self._clock() - self._changed_s <= seconds
 
     @property
     def routers(self) -> int:
@@ -101,6 +106,8 @@ class RedisLoads:
                 async with asyncio.timeout(full_at_s - self._clock()):
                     await self._changed.wait()
             await asyncio.sleep(self._settings.load_interval_s * max(1.0, len(self._peers) / NEAR_ROUTERS))
+            if self._changed.is_set():
+                self._changed_s = self._clock()
             self._changed.clear()
             is_full = self._clock() >= full_at_s
             if is_full:

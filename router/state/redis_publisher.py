@@ -1,6 +1,7 @@
 """A sidecar's side of Redis: takes in what is told of its workers and writes it, batched, in the background."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from router.core.types import WorkerId, WorkerReport
 from router.settings import FleetSettings, StateSettings
 from router.state.batch import Batch
 from router.state.contract import SnapshotSource
+from router.state.pace import Pace
 from router.state.redis_health import RedisHealth
 from router.state.redis_keys import Keys
 from router.state.redis_link import RedisLink
@@ -19,7 +21,6 @@ from router.state.redis_post import Post
 LOG = logging.getLogger("warmline.state")
 PART: Final = "writing"
 SPREAD_S: Final = 1.0  # over which a fleet's snapshots are written anew when Redis is back
-SHORTEST_PAUSE_S: Final = 0.005
 LAST_WORDS_S: Final = 3.0  # as long as routers take to notice a sidecar that ended without a word
 
 
@@ -47,6 +48,8 @@ class RedisPublisher:
         self._batch = Batch()
         self._seen_connects = 0
         self._finishing = False
+        self._has_news = asyncio.Event()
+        self._pace = Pace(settings.state_interval_s)
 
     # Taking in
 
@@ -55,6 +58,7 @@ class RedisPublisher:
 
     def delta(self, delta: CacheDelta) -> None:
         self._post(delta.worker).outbox.put_delta(delta, self._clock())
+        self._has_news.set()
 
     def follow(self, worker: WorkerId, snapshot: SnapshotSource) -> None:
         self._post(worker).outbox.follow(snapshot, self._clock())
@@ -104,15 +108,22 @@ class RedisPublisher:
         return bool(self._leaving) or any(post.outbox.report_is_new for post in self._posts.values())
 
     async def _write_and_rest(self) -> None:
+        """Until there are deltas to write, or it is time anyway."""
         began_s = self._clock()
+        self._has_news.clear()
+        self._pace.began()
         try:
             await self._round()
         except Exception:
             LOG.exception("surprise while writing the state to Redis")
+        self._pace.ended()
         if self._finishing and not self._has_last_words:
             return
-        rest_s = self._settings.state_interval_s - (self._clock() - began_s)
-        await asyncio.sleep(max(rest_s, SHORTEST_PAUSE_S))
+        soon_s = self._pace.soon_s
+        await asyncio.sleep(soon_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.state_interval_s - soon_s - (self._clock() - began_s)):
+                await self._has_news.wait()
 
     async def _round(self) -> None:
         """A surprise with one worker is logged and never keeps the others from being written."""

@@ -1,0 +1,31 @@
+"""How often a small thing may be done for what is new: often, as long as that takes next to none of a core."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+LEAST_S: Final = 0.01
+CORE_SHARE: Final = 0.01  # of a core that doing it may take
+FADE: Final = 0.2  # weight of the newest time in the mean
+
+
+class Pace:
+    """`began` and `ended` around each time it is done; what else this thread does meanwhile counts too."""
+
+    def __init__(self, interval_s: float, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        """`interval_s` is how often it is done when nothing is new."""
+        self._interval_s = interval_s
+        self._cpu_clock = cpu_clock
+        self._cost_s = 0.0  # mean CPU time
+        self._began_s = 0.0
+
+    def began(self) -> None:
+        self._began_s = self._cpu_clock()
+
+    def ended(self) -> None:
+        self._cost_s += (self._cpu_clock() - self._began_s - self._cost_s) * FADE
+
+    @property
+    def soon_s(self) -> float:
+        """The shortest pause before it may be done again."""
+        return min(self._interval_s, max(LEAST_S, self._cost_s / CORE_SHARE))
