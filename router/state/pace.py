@@ -5,16 +5,16 @@ from collections.abc import Callable
 from typing import Final
 
 LEAST_S: Final = 0.01
-CORE_SHARE: Final = 0.01  # of a core that doing it may take
 FADE: Final = 0.2  # weight of the newest time in the mean
 
 
 class Pace:
     """`began` and `ended` around each time it is done; what else this thread does meanwhile counts too."""
 
-    def __init__(self, interval_s: float, cpu_clock: Callable[[], float] = time.thread_time) -> None:
-        """`interval_s` is how often it is done when nothing is new."""
+    def __init__(self, interval_s: float, core_share: float, cpu_clock: Callable[[], float] = time.thread_time) -> None:
+        """`interval_s` is how often it is done when nothing is new; `core_share` of a core is what doing it may take."""
         self._interval_s = interval_s
+        self._core_share = core_share
         self._cpu_clock = cpu_clock
         self._cost_s = 0.0  # mean CPU time
         self._began_s = 0.0
@@ -28,4 +28,4 @@ class Pace:
     @property
     def soon_s(self) -> float:
         """The shortest pause before it may be done again."""
-        return min(self._interval_s, max(LEAST_S, self._cost_s / CORE_SHARE))
+        return min(self._interval_s, max(LEAST_S, self._cost_s / self._core_share))

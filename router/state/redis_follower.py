@@ -28,6 +28,7 @@ REGISTRY_S: Final = 1.0  # between two reads of who is there
 SLICE_S: Final = 0.002  # of work until other tasks get their turn
 LOADS_AT_ONCE: Final = 16
 LOADING_S: Final = 0.1  # for snapshots until reports are looked at again
+CORE_SHARE: Final = 0.02  # that looking for news may take while requests come in
 SHORTEST_PAUSE_S: Final = 0.005
 
 
@@ -58,7 +59,7 @@ class RedisFollower:
         self._clock = clock
         self._is_own = is_own
         self._is_busy = is_busy
-        self._pace = Pace(settings.state_interval_s)
+        self._pace = Pace(settings.state_interval_s, CORE_SHARE)
         self._link = RedisLink(settings, health, PART, clock)
         self._keys = Keys(settings.pool_name)
         self._lanes = [Lane(number, self._keys, listener, self.counts, fleet.report_ttl_s, clock()) for number in range(LANES)]

@@ -21,6 +21,7 @@ from router.state.redis_post import Post
 LOG = logging.getLogger("warmline.state")
 PART: Final = "writing"
 SPREAD_S: Final = 1.0  # over which a fleet's snapshots are written anew when Redis is back
+CORE_SHARE: Final = 0.01  # that writing news at once may take
 LAST_WORDS_S: Final = 3.0  # as long as routers take to notice a sidecar that ended without a word
 
 
@@ -49,7 +50,7 @@ class RedisPublisher:
         self._seen_connects = 0
         self._finishing = False
         self._has_news = asyncio.Event()
-        self._pace = Pace(settings.state_interval_s)
+        self._pace = Pace(settings.state_interval_s, CORE_SHARE)
 
     # Taking in
 

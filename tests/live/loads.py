@@ -56,6 +56,10 @@ class Forecasts:
         good = sum(abs(predicted - actual) <= within_tokens for predicted, actual in self.pairs)
         return good / len(self.pairs)
 
+    def right_share(self, block_tokens: int) -> float:
+        """The share of requests whose prediction is the engine's number, to whole blocks of the router."""
+        return sum(predicted <= actual < predicted + block_tokens for predicted, actual in self.pairs) / len(self.pairs)
+
     def misses(self) -> list[tuple[int, int]]:
         return [pair for pair in self.pairs if pair[0] != pair[1]]
 

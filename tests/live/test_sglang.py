@@ -6,6 +6,7 @@ import pytest
 
 from engines.starters.sglang import SglangOptions
 from loadtest.demo.router_process import LocalRouter
+from router.core.types import BLOCK_TOKENS
 from tests.e2e.cluster import until
 from tests.live.conftest import Routers
 from tests.live.loads import CHAT, TEXT, Ask, cached_share, ceiling, crowded, decision, forecasts, play, prefix_groups, problems
@@ -84,14 +85,18 @@ def test_client_that_leaves(router: LocalRouter, stream: bool) -> None:
 
 
 async def test_predictions_are_exact(sglang: EventEngine, router: LocalRouter) -> None:
-    """At least 99 % of predictions are what the engine then reports, with groups that fit its cache and with too many."""
+    """At least 99 % of predictions are what the engine then reports, with groups that fit its cache and with too many.
+
+    A router's keys are of 16 tokens: where pages are smaller, what is cached behind the last whole block is not predicted.
+    """
     await_exact(router)
     groups = await play([router], prefix_groups("tiny", groups=3, each=6, prefix_words=60), clients=1, pause_s=0.05)
     crowd = await play([router], crowded("tiny", count=60, prefixes=12, prefix_tokens=240), clients=1, pause_s=0.05)
     assert not problems([*groups, *crowd])
     found = forecasts([*groups, *crowd])
-    print(f"{found.equal_share():.3f} of {len(found.pairs)} predictions equal")
-    assert found.equal_share() >= 0.99, found.misses()
+    equal, right = found.equal_share(), found.right_share(BLOCK_TOKENS)
+    print(f"{equal:.3f} of {len(found.pairs)} predictions equal, {right:.3f} to whole blocks of {BLOCK_TOKENS} tokens")
+    assert (equal if page_of(sglang) >= BLOCK_TOKENS else right) >= 0.99, found.misses()
 
 
 async def test_each_group_is_computed_once(engines: list[EventEngine], routers: Routers) -> None:
@@ -127,7 +132,7 @@ async def test_flush_and_restart(engines: list[EventEngine], routers: Routers) -
     assert not problems([after]) and (after.cached_tokens, decision(after)["predicted_cached_tokens"]) == (0, 0)
     await_exact(router)
     (warm,) = await play([router], [prompt], clients=1)
-    assert warm.cached_tokens and decision(warm)["predicted_cached_tokens"] == warm.cached_tokens
+    assert warm.cached_tokens == 199 and decision(warm)["predicted_cached_tokens"] == 199 // BLOCK_TOKENS * BLOCK_TOKENS
     forget(sglang)
     until(lambda: row_of(router, sglang.url)["blocks_held"] == 0, "the flush is told")
     (flushed,) = await play([router], [prompt], clients=1)
