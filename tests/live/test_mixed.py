@@ -9,10 +9,11 @@ import pytest
 from engines.launch import LlamaCppOptions, launch_all
 from engines.starters.vllm import VllmOptions
 from engines.tiny_gguf import cached_tiny_gguf
+from tests.e2e.cluster import until
 from tests.live.conftest import Routers
 from tests.live.loads import decision, mixed, play, problems
 from tests.live.places import Places
-from tests.live.stage import START_DEADLINE_S, DeepSpeed, deepspeed_options, row_of
+from tests.live.stage import EXACT_DEADLINE_S, START_DEADLINE_S, DeepSpeed, deepspeed_options, row_of
 
 REQUESTS = 200
 
@@ -40,6 +41,7 @@ def pool(places: Places, tmp_path_factory: pytest.TempPathFactory) -> Iterator[d
 async def test_mixed_pool(pool: dict[str, tuple[str, str]], routers: Routers) -> None:
     """200 mixed requests from six clients succeed; every kind gets some, and cache credit only where there is a cache."""
     router = routers.start([spec for _, spec in pool.values()])
+    until(lambda: row_of(router, pool["vllm"][0])["truth"] == "exact", "vLLM's events are followed", EXACT_DEADLINE_S)
     answers = await play([router], mixed("tiny", REQUESTS), clients=6)
     assert not problems(answers) and len(answers) == REQUESTS
     kinds = {row_of(router, url)["id"]: kind for kind, (url, _) in pool.items()}
@@ -52,6 +54,8 @@ async def test_mixed_pool(pool: dict[str, tuple[str, str]], routers: Routers) ->
             assert kinds[candidate["worker"]] != "deepspeed" or candidate["matched_tokens"] == 0
     assert row_of(router, pool["deepspeed"][0])["truth"] == "none"
     assert row_of(router, pool["llama.cpp"][0])["truth"] == "modelled"
-    assert row_of(router, pool["vllm"][0])["truth"] in ("exact", "modelled")
+    assert row_of(router, pool["vllm"][0])["truth"] == "exact"
+    by_events = [record for record in records if kinds[record["worker"]] == "vllm"]
+    assert all(record["predicted_cached_tokens"] == record["actual_cached_tokens"] for record in by_events)
     warm = [record for record in records if kinds[record["worker"]] != "deepspeed" and record["actual_cached_tokens"]]
     assert len(warm) > REQUESTS / 4
