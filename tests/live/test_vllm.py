@@ -5,8 +5,10 @@ import itertools
 import json
 import math
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -178,30 +180,50 @@ async def test_restart_is_another_generation(pair: list[EventEngine], routers: R
     assert decision(after)["predicted_cached_tokens"] == 0
 
 
-async def test_restart_under_load(pair: list[EventEngine], routers: Routers) -> None:
+class Load:
+    """Requests that go on until `stop`; `later` are the decisions of those that were sent after `mark`."""
+
+    def __init__(self, router: LocalRouter, asks: list[Ask]) -> None:
+        self.mark = threading.Event()
+        self.stop = threading.Event()
+        self.later: list[dict[str, Any]] = []
+        self._router = router
+        self._asks = itertools.cycle(asks)
+
+    def run(self) -> list[Answered]:
+        answers: list[Answered] = []
+        while not self.stop.is_set():
+            is_later = self.mark.is_set()
+            some = asyncio.run(play([self._router], list(itertools.islice(self._asks, 20)), clients=4, pause_s=0.1))
+            answers += some
+            self.later += [decision(one) for one in some if is_later and not one.problem]
+        return answers
+
+
+def test_restart_under_load(pair: list[EventEngine], routers: Routers) -> None:
     """An engine dies and comes back while requests go on: all are answered, and nothing is predicted of what it had held."""
     router = routers.start([vllm.spec for vllm in pair])
     await_exact(router)
     vllm = pair[1]
     before = row_of(router, vllm.url)["generation"]
-    asks = prefix_groups("tiny", groups=12, each=40, seed=9)
-    warm_up = await play([router], asks[:120], clients=4)
+    asks = prefix_groups("tiny", groups=12, each=20, seed=9)
+    warm_up = asyncio.run(play([router], asks[:120], clients=4))
     assert {decision(one)["worker"] for one in warm_up} == {row["id"] for row in router.workers()}
-    loading = asyncio.get_running_loop().run_in_executor(None, killed_and_started, vllm)
-    answers: list[Answered] = []
-    later: list[dict[str, Any]] = []
-    is_back = False
-    rest = itertools.cycle(asks[120:])
-    while len(later) < 80:
-        some = await play([router], list(itertools.islice(rest, 20)), clients=4)
-        answers += some
-        later += [decision(one) for one in some if is_back and not one.problem]
-        row = row_of(router, vllm.url)
-        is_back = row["lifecycle"] == "ready" and row["generation"] != before
-    await loading
+    load = Load(router, asks[120:])
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(load.run)
+        try:
+            vllm.engine.kill()
+            vllm.start_again()
+            until(lambda: row_of(router, vllm.url)["generation"] != before, "its first report", 20.0)
+            load.mark.set()
+            until(lambda: len(load.later) >= 80, "requests go on", 60.0)
+        finally:
+            load.stop.set()
+        answers = loading.result()
     worker = row_of(router, vllm.url)["id"]
-    fresh = await play([router], prefix_groups("tiny", seed=10), clients=4)
-    later += [decision(one) for one in fresh]
+    fresh = asyncio.run(play([router], prefix_groups("tiny", seed=10), clients=4))
+    later = load.later + [decision(one) for one in fresh]
     own = [record for record in later if record["worker"] == worker]
     stale = [record for record in own if record["predicted_cached_tokens"] > record["actual_cached_tokens"]]
     first_s = min((record["at_s"] for record in own), default=math.inf)  # before it the new engine held nothing
@@ -211,11 +233,6 @@ async def test_restart_under_load(pair: list[EventEngine], routers: Routers) -> 
     print(f"{len(answers)} requests, {len(own)} of {len(later)} later ones on the new engine, {len(stale)} stale predictions")
     assert not problems([*answers, *fresh])
     assert own and not stale
-
-
-def killed_and_started(vllm: EventEngine) -> None:
-    vllm.engine.kill()
-    vllm.start_again()
 
 
 async def test_predictions_hold_under_eviction(pair: list[EventEngine], routers: Routers) -> None:
