@@ -6,9 +6,11 @@ best entry there is moved into the slot: one that keeps at least a quarter of it
 kept and in the part of the prompt. Each request that starts also saves all idle slots; with one KV cache for all slots
 (`unified`) it clears them too. The RAM cache drops its oldest entries first.
 
-Blocks tell how much is shared up to 15 tokens, which may be the template's opening or all of a small prompt; and a slot that
-falls idle while a request is on its way is not known to be. So contents are at times in other slots than here. Setting them
-right by what answers tell was tried on recorded traffic and made predictions worse: the RAM cache has nearly all of it anyway.
+Blocks tell how much is shared up to 15 tokens, which may be the template's opening or all of a small prompt; and of requests
+that begin or end within milliseconds of each other only the server knows the order. So contents are at times in other slots
+than here. Given the server's own order this model is right for 96 to 100 of 100 mixed requests, four at a time; with the order
+seen here for 93 to 97. Sorting what ends together by slot, or what begins together by length, or setting contents right by
+what answers tell, makes nothing better on recorded traffic: the RAM cache has nearly all of it anyway.
 """
 
 from array import array
