@@ -9,7 +9,7 @@ kept and in the part of the prompt. Each request that starts also saves all idle
 Blocks tell how much is shared up to 15 tokens, which may be the template's opening or all of a small prompt; and of requests
 that begin or end within milliseconds of each other only the server knows the order. So contents are at times in other slots
 than here. Given the server's own order this model is right for 96 to 100 of 100 mixed requests, four at a time; with the order
-seen here for 93 to 97. Sorting what ends together by slot, or what begins together by length, or setting contents right by
+seen here for 89 to 98. Sorting what ends together by slot, or what begins together by length, or setting contents right by
 what answers tell, makes nothing better on recorded traffic: the RAM cache has nearly all of it anyway.
 """
 

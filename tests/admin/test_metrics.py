@@ -188,7 +188,7 @@ def test_unknown_has_no_sample() -> None:
     for name in ("running_requests", "kv_used_ratio", "report_age_seconds", "prefill_tokens_per_second", "tokens_match"):
         assert found[f"warmline_worker_{name}"].samples == []
     assert found["warmline_worker_probe_failures"].samples == []
-    assert len(WORKER_GAUGES) == 19
+    assert len(WORKER_GAUGES) == 21
 
 
 def test_large_fleet() -> None:
