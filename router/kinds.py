@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One row; all but the first and the last five fields are words for people, a line each.
+    """One row; all but the first and the last six fields are words for people, a line each.
 
     `adapter` is `module:class` of the engines.adapter.Adapter that looks at such an engine. Without `reuses_prefixes` an
     engine never gets credit for a prompt that it has seen. `has_slots`: its cache is one content per slot, as llama.cpp's.
     `has_ranks`: a request reaches one of several data-parallel engines behind its URL by a header. `tells_events`: it says
-    itself where it publishes KV events.
+    itself where it publishes KV events. `one_model`: the names it lists, adapters aside, are names of one model.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Kind:
     has_slots: bool = False
     has_ranks: bool = False
     tells_events: bool = False
+    one_model: bool = False
 
 
 ROWS = (
@@ -46,6 +47,7 @@ ROWS = (
         adapter="engines.vllm:Vllm",
         has_ranks=True,
         tells_events=True,
+        one_model=True,
     ),
     Kind(
         name="sglang",
@@ -59,6 +61,7 @@ ROWS = (
         adapter="engines.sglang:Sglang",
         has_ranks=True,
         tells_events=True,
+        one_model=True,
     ),
     Kind(
         name="llama.cpp",

@@ -222,10 +222,16 @@ WORKER_GAUGES: tuple[tuple[str, str, Callable[[WorkerFigures], float | None]], .
     ("tokens_match", "1 when its tokens are those of the tokenizer here, 0 when not", lambda w: w.tokens_match),
     ("other_routers_requests", "Requests of other routers on it, as they tell", lambda w: w.other_requests),
     ("other_routers_prefill_tokens", "Uncached tokens of those before their first token", lambda w: w.other_prefill_tokens),
+    ("kv_blocks", "Engine blocks followed through KV events: max_event_blocks", lambda w: w.engine.get("kv_blocks")),
+    ("kv_orphan_blocks", "Those whose start is not known: max_orphan_blocks", lambda w: w.engine.get("kv_orphan_blocks")),
 )  # fmt: skip
 WORKER_COUNTERS = (
     ("probe_failures", "Probes that failed"),
     ("scrape_failures", "Load scrapes that failed"),
+    ("kv_batches", "Messages of KV events taken in"),
+    ("kv_losses", "Times that KV events were missed for good, so that what is cached had to be forgotten"),
+    ("kv_malformed", "Messages of KV events that could not be read"),
+    ("kv_lost_blocks", "Blocks of KV events that were not taken in: no room, or they do not fit"),
 )
 
 

@@ -10,6 +10,7 @@ from router.core.speed import WorkerSpeed
 from router.core.trust import Trust
 from router.core.types import BLOCK_TOKENS, Lifecycle, Truth, WorkerId, WorkerReport
 from router.errors import InvalidField, ModelNotFound, NoWorker
+from router.kinds import KINDS
 from router.settings import EngineSpec, FleetSettings
 
 MAX_CACHED_SETS: Final = 1024  # candidate sets by model name; names come from clients where an engine serves any model
@@ -151,7 +152,8 @@ class Fleet:
         self.epoch = 0
         self.slots: list[Worker | None] = []  # by slot
         self.adapters: dict[str, int] = {}  # adapter → mask of the slots whose workers have it loaded; empty without LoRA
-        self.namespaces: dict[str, tuple[str, str]] = {}  # adapter → what its prompts' chains are rooted in, see WorkerReport
+        # A model's other name or an adapter → model, and adapter as told, that its prompts' chains are rooted in
+        self.namespaces: dict[str, tuple[str, str | None]] = {}
         self.on_change: Callable[[FleetChange], None] | None = None  # told of every change, whatever caused it
 
     def watch(self, watcher: FleetWatcher) -> None:
@@ -201,7 +203,7 @@ class Fleet:
         worker.down_reason = "removed"
         for watcher in self._watchers:
             watcher.left(worker)
-        self._forget_adapters(worker)
+        self._name_chains()
         self.slots[worker.slot] = None
         heappush(self._free_slots, worker.slot)
         self._changed()
@@ -214,6 +216,7 @@ class Fleet:
             return []
         changes: list[FleetChange] = []
         self._learn_generation(worker, report, changes)
+        base = worker.base_model()
         worker.report = report
         until_s = report.reported_at_s + self._settings.report_ttl_s
         worker.load.report(report.waiting, report.waiting_tokens, until_s)
@@ -223,6 +226,8 @@ class Fleet:
                 worker.reuse_tokens = report.block_tokens
         self._learn_models(worker, report, changes)
         self._learn_adapters(worker, report, changes)
+        if worker.base_model() != base:
+            self._name_chains()
         self._learn_cache(worker, report, changes)
         if report.reported_at_s > worker.down_since_s or report.lifecycle is not Lifecycle.READY:
             worker.probed = report.lifecycle
@@ -315,6 +320,7 @@ class Fleet:
             before = worker.models
             worker.models = models
             self._note(changes, FleetChange(worker, "models", listed(before), listed(models)))
+            self._name_chains()
             self._changed()
 
     def _learn_adapters(self, worker: Worker, report: WorkerReport, changes: list[FleetChange]) -> None:
@@ -325,7 +331,7 @@ class Fleet:
                 is_reload = any(before.get(name, text) != text for name, text in told.items())
                 worker.adapters = told
                 self._note(changes, FleetChange(worker, "adapters", ", ".join(before.values()), ", ".join(told.values())))
-                self._name_adapters()
+                self._name_chains()
                 self._changed()
                 if is_reload:
                     worker.life += 1
@@ -338,20 +344,26 @@ class Fleet:
                     self.adapters[name] ^= worker.bit
             worker.loaded_adapters = loaded
 
-    def _forget_adapters(self, worker: Worker) -> None:
-        if worker.adapters:
-            worker.adapters, worker.loaded_adapters = {}, frozenset()
-            self._name_adapters()
+    def _name_chains(self) -> None:
+        """Where workers differ, the first that has the adapter or the name decides: others' blocks of it are then not matched.
 
-    def _name_adapters(self) -> None:
-        """Where workers differ, the first that has the adapter names it: others' blocks of it are then not matched."""
+        Only names under which no worker keys its cache are other names of something.
+        """
         self.adapters.clear()
         self.namespaces.clear()
+        several: list[Worker] = []
         for worker in self._workers.values():
             for name, text in worker.adapters.items():
                 loaded = worker.bit if name in worker.loaded_adapters else 0
                 self.adapters[name] = self.adapters.get(name, 0) | loaded
                 self.namespaces.setdefault(name, (worker.base_model(), text))
+            if worker.models is not None and len(worker.models) > 1 and KINDS[worker.kind].one_model:
+                several.append(worker)
+        bases = {worker.base_model() for worker in self._workers.values()} if several else set()
+        for worker in several:
+            assert worker.models is not None
+            for name in worker.models - worker.adapters.keys() - bases:
+                self.namespaces.setdefault(name, (worker.base_model(), None))
 
     def judge(self, worker: Worker) -> list[FleetChange]:
         """The truth that follows from what is told of the worker's cache, how far it is followed, and how well it predicts."""

@@ -263,6 +263,7 @@ class Placement:
     def reloaded(self, worker: Worker) -> None:
         self.index.forget(worker.slot)
         self.cache_truth.speculation.forget(worker.slot)
+        self._slots.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
         self._calibration.retold(worker)

@@ -10,7 +10,7 @@ from router.wire.chat_text import chat_text
 from router.wire.openai_request import ChatPrompt, KeyedText, ModelCall, RawPrompt, TextPrompt, TokenPrompt
 
 BYTES_PER_TOKEN = 4  # of English, where no tokenizer tells
-Namespaces = dict[str, tuple[str, str]]  # name of a LoRA adapter → its base model, its text, see WorkerReport.adapters
+Namespaces = dict[str, tuple[str, str | None]]  # see Fleet.namespaces
 RAW_BYTES = 512 * 1024  # of a body too large to be parsed; its hashing blocks the loop 0.6 ms
 
 
@@ -68,10 +68,12 @@ def token_estimate(text_bytes: int) -> int:
 
 
 def in_namespace(call: ModelCall, namespaces: Namespaces) -> ModelCall:
-    """The call as one to the base model with an adapter, where it names an adapter as its model."""
+    """The call as one to the model by its first name, with an adapter, where it names an adapter or another name of a model."""
     if not namespaces or call.model is None or call.model not in namespaces:
         return call
     base, adapter = namespaces[call.model]
+    if adapter is None:
+        return call._replace(model=base)
     return call._replace(model=base, adapter=adapter if call.adapter is None else f"{adapter} {call.adapter}")
 
 

@@ -25,7 +25,7 @@ class Keyer:
 
     `min_blocks` leading blocks are made whether or not anyone holds them: those that choose homes on the ring.
     `namespaces` is read as it is at each call: names of LoRA adapters, whose prompts are tokenised as those of the base
-    model and rooted in it and the adapter's text (`Fleet.namespaces`).
+    model and rooted in it and the adapter's text, and other names of a model (`Fleet.namespaces`).
     """
 
     def __init__(

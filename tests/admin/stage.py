@@ -54,7 +54,7 @@ def figures(worker_id: str = "10.0.0.1:8000", **changes: Any) -> WorkerFigures:
         "demotions": 3,
         "other_requests": 8,
         "other_prefill_tokens": 70,
-        "engine": {"probe_failures": 5.0, "scrape_failures": 6.0, "slots": 4.0},
+        "engine": {"probe_failures": 5.0, "scrape_failures": 6.0, "slots": 4.0, "kv_blocks": 9.0, "kv_losses": 2.0},
     }
     return WorkerFigures(**{**known, **changes})
 

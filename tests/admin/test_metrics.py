@@ -174,7 +174,7 @@ def test_workers() -> None:
         "capacity_tokens": 16000, "block_tokens": 16, "blocks_held": 40, "prefill_tokens_per_second": 2500,
         "predicted_cached_tokens": 64, "actual_cached_tokens": 60, "cached_tokens_error": 4, "tokens_match": 1,
         "demotions_total": 3, "other_routers_requests": 8, "other_routers_prefill_tokens": 70,
-        "probe_failures_total": 5, "scrape_failures_total": 6,
+        "probe_failures_total": 5, "scrape_failures_total": 6, "kv_blocks": 9, "kv_losses_total": 2,
     }  # fmt: skip
     assert {name: value(found, f"warmline_worker_{name}", worker="w:1") for name in expected} == expected
     assert value(found, "warmline_worker_up", worker="w:2") == 0
@@ -188,7 +188,7 @@ def test_unknown_has_no_sample() -> None:
     for name in ("running_requests", "kv_used_ratio", "report_age_seconds", "prefill_tokens_per_second", "tokens_match"):
         assert found[f"warmline_worker_{name}"].samples == []
     assert found["warmline_worker_probe_failures"].samples == []
-    assert len(WORKER_GAUGES) == 19
+    assert len(WORKER_GAUGES) == 21
 
 
 def test_large_fleet() -> None:

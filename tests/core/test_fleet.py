@@ -308,6 +308,28 @@ def test_adapters_are_loaded_and_unloaded() -> None:
     assert not fleet.adapters and not fleet.namespaces
 
 
+def test_other_names_of_a_model_are_keyed_as_its_first() -> None:
+    """An engine has one cache whatever name a request uses, and its events are keyed by the first one that it lists."""
+    fleet = ready_fleet(2)
+    one, two = fleet.workers
+    fleet.apply(report(one, 1.0, models=("m", "gpt", "legal"), adapters=("legal@v1",)), 1.0)
+    assert fleet.namespaces == {"gpt": ("m", None), "legal": ("m", "legal@v1")}
+    fleet.apply(report(two, 1.0, models=("n", "gpt")), 1.0)
+    assert fleet.namespaces["gpt"] == ("m", None), "the first worker decides"
+    fleet.apply(report(two, 2.0, models=("gpt", "n")), 2.0)
+    assert "gpt" not in fleet.namespaces and fleet.namespaces["n"] == ("gpt", None), "a first name is no other name"
+    fleet.remove(two.id)
+    assert fleet.namespaces == {"gpt": ("m", None), "legal": ("m", "legal@v1")}
+
+
+def test_several_models_of_one_server_stay_apart() -> None:
+    """Where a kind may serve several models, two names are two models; what the operator names is the only name."""
+    fleet = Fleet(FleetSettings())
+    for worker in (fleet.add(EngineSpec("triton", "http://a"), 0.0), fleet.add(spec(1, model="mine"), 0.0)):
+        fleet.apply(report(worker, 1.0, models=("m", "n")), 1.0)
+    assert not fleet.namespaces
+
+
 @pytest.mark.parametrize(
     ("text", "models", "name"),
     [

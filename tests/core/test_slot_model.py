@@ -1,9 +1,11 @@
 """router.core.slot_model: the rules by which llama.cpp reuses slots and its RAM cache; the real one is in tests/e2e."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.slot_model import MAX_ENTRIES, RAM_SPREAD, SlotModel, Turn
+from router.core.slot_model import MAX_ENTRIES, RAM_SPREAD, Kept, SlotModel, Turn
 from router.core.types import PromptKeys
 from tests.core.builders import chain, prompt
 
@@ -274,6 +276,44 @@ def test_a_size_that_was_told_is_not_learned() -> None:
     assert server.model.ram_tokens == 1000
 
 
+def test_a_content_that_two_others_cover_is_held_while_one_of_them_is() -> None:
+    """Two conversations that went on from one: the content they began with is saved nowhere once both are gone."""
+    server = Server(ram_tokens=650)
+    server.serve(talk(1, 2))
+    server.serve(talk(2, 2))
+    busy = server.model.start(talk(1, 4))
+    other = prompt([*range(1000, 1010), *range(9000, 9010)])
+    assert server.serve(other, cached=164).overlap == 164
+    server.model.finish(busy, talk(1, 4), 164, None)
+    check_ram(server.model)
+    for name in (3, 4, 5, 6, 7):
+        server.serve(talk(name, 2))
+        check_ram(server.model)
+    assert server.expects(talk(1, 4)) == 0
+
+
+def test_prompts_without_a_block_pass_through_the_ram_cache() -> None:
+    """They take room there; nothing is found by them."""
+    server = Server(slots=1, ram_tokens=20)
+    for _ in range(4):
+        server.serve(prompt([], tokens=9))
+        check_ram(server.model)
+    assert len(server.model._ram) == 2
+
+
+def check_ram(model: SlotModel) -> None:
+    """What is kept beside the list of entries says the same."""
+    held = Counter(serial for entry in model._ram for serial in (entry.serial, *entry.covered))
+    assert model._held == dict(held)
+    by_start: dict[int, list[Kept]] = {}
+    for entry in model._ram:
+        if entry.keys:
+            by_start.setdefault(entry.keys[0], []).append(entry)
+    assert model._ram_by_start == by_start
+    assert model._ram_used == sum(entry.tokens for entry in model._ram) <= max(model.ram_tokens, 0)
+    assert len(model._ram) <= MAX_ENTRIES
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 6), st.integers(0, 400), st.booleans()), max_size=60),
     st.integers(1, 4),
@@ -302,8 +342,35 @@ def test_whatever_happens_the_model_stays_bounded(
             running.append((model.start(keys), keys))
         busy = [slot.turn for slot in model.slots if slot.turn is not None]
         assert len(busy) == min(slots, len(running)) == len({id(turn) for turn in busy})
-        assert model._ram_used == sum(kept.tokens for kept in model._ram) <= max(model.ram_tokens, 0)
-        assert len(model._ram) <= MAX_ENTRIES and model.ram_tokens <= ram_tokens * RAM_SPREAD
+        check_ram(model)
+        assert model.ram_tokens <= ram_tokens * RAM_SPREAD
+
+
+def test_what_must_go_to_make_room_is_not_found() -> None:
+    """The slot's content is saved first, which drops the oldest entry where the RAM cache is full, by number too."""
+    full = Server(slots=1, ram_tokens=10**9)
+    for name in range(MAX_ENTRIES + 1):
+        full.serve(talk(name, 1))
+    assert len(full.model._ram) == MAX_ENTRIES
+    assert full.expects(talk(0, 2)) == 0 and full.expects(talk(1, 2)) == 84
+    narrow = Server(slots=1, ram_tokens=300)
+    for name in (1, 2, 3):
+        narrow.serve(talk(name, 1))
+    assert [narrow.expects(talk(name, 2)) for name in (1, 2, 3)] == [84, 84, 84]
+    narrow.serve(talk(4, 2))
+    assert [narrow.expects(talk(name, 2)) for name in (1, 2, 3)] == [0, 0, 84]
+
+
+def test_what_a_saved_content_covers_makes_room_for_it() -> None:
+    """An entry that lies wholly within what is saved goes, whatever its age, before older ones are dropped."""
+    for ram_tokens, left in ((500, [2, 1]), (400, [2])):
+        server = Server(ram_tokens=ram_tokens)
+        server.serve(talk(1, 2))
+        server.serve(talk(2, 2))
+        server.serve(talk(1, 4), cached=164)
+        assert [kept.keys[0] for kept in server.model._ram] == [talk(1, 1).keys[0], talk(2, 1).keys[0]]
+        assert server.serve(prompt([*range(1000, 1003), *range(7000, 7005)])).overlap == 48
+        assert [kept.keys[0] for kept in server.model._ram] == [talk(name, 1).keys[0] for name in left]
 
 
 def test_small_entries_are_bounded_by_number() -> None:

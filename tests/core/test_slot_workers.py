@@ -138,3 +138,20 @@ def test_counts_on_another_scale(told_tokens: int | None, expected: int) -> None
     assert model is not None and model.slots[0].kept is not None
     assert model.slots[0].kept.tokens == (328 if told_tokens else 334)
     assert predicted(world, prompt(range(30), form=KeyForm.TEXT)) == expected
+
+
+def test_a_doubted_worker_is_tested_against_its_slots() -> None:
+    """Load alone decides while its model was wrong; what is compared then is what the slots say, not the LRU of blocks."""
+    world = servers(1, ram_tokens=0)
+    worker = world.fleet.workers[0]
+    for _ in range(60):
+        world.serve(prompt(range(20)), cached=0)
+        world.now_s += 1.0
+    assert worker.truth_reason.startswith("routed by its load only; own history: ")
+    world.serve(prompt(range(100, 120)), cached=0)
+    world.now_s += 1000.0
+    lease = world.choose(prompt(range(20)))
+    assert (lease.decision.predicted_cached_tokens, lease.by_history) == (0, 0)
+    world.finish(lease, None, "client_gone", None)
+    lease = world.choose(prompt(range(30)))
+    assert (lease.decision.predicted_cached_tokens, lease.by_history) == (0, 320)

@@ -65,30 +65,33 @@ class Sent:
 
 
 class MixedLoad:
-    """`requests` in all, the same for the same seed but for the answers that conversations carry on; `clients` at a time."""
+    """`requests` in all, the same for the same seed but for the answers that conversations carry on; `clients` at a time.
 
-    def __init__(self, url: str, seed: int, requests: int, clients: int, answer_tokens: int = 8) -> None:
+    Answers are `answers[0]` to `answers[1]` tokens long.
+    """
+
+    def __init__(self, url: str, seed: int, requests: int, clients: int, answers: tuple[int, int] = (8, 8)) -> None:
         self._url = url
         self._rng = random.Random(seed)
-        self._answer_tokens = answer_tokens
+        lengths = random.Random(seed)
         prompts = [self._text(150) for _ in range(2)]
         self._documents = [self._text(count) for count in (250, 300, 350, 400)]
         self._shared = self._text(220)
         self._talks = [Talk([{"role": "system", "content": prompts[number % 2]}]) for number in range(6)]
         kinds = self._rng.choices(("talk", "shared", "small", "document"), (6, 5, 5, 4), k=requests)
-        self._shares: list[list[tuple[str, int, str]]] = [[] for _ in range(clients)]
+        self._shares: list[list[tuple[str, int, str, int]]] = [[] for _ in range(clients)]
         for number, kind in enumerate(kinds):
             which = self._rng.randrange(len(self._talks) if kind == "talk" else len(self._documents))
             client = which % clients if kind == "talk" else number % clients  # turns of a conversation follow each other
             question = self._text(self._rng.choice((3, 8, 20, 40)))
-            self._shares[client].append((kind, which, question))
+            self._shares[client].append((kind, which, question, lengths.randint(*answers)))
         self.sent: list[Sent] = []
 
     def play(self) -> list[Sent]:
         """Sends everything and returns once all is answered. Raises when a request failed."""
         failures: list[BaseException] = []
 
-        def client(share: Sequence[tuple[str, int, str]]) -> None:
+        def client(share: Sequence[tuple[str, int, str, int]]) -> None:
             try:
                 self.sent.extend(self._ask(*item) for item in share)
             except BaseException as error:
@@ -103,9 +106,9 @@ class MixedLoad:
             raise failures[0]
         return self.sent
 
-    def _ask(self, kind: str, which: int, question: str) -> Sent:
+    def _ask(self, kind: str, which: int, question: str, answer_tokens: int) -> Sent:
         talk = self._talks[which] if kind == "talk" else Talk(list(self._opening(kind, which)))
-        body = {**talk.body(question), "max_tokens": self._answer_tokens, "temperature": 0}
+        body = {**talk.body(question), "max_tokens": answer_tokens, "temperature": 0}
         status, headers, answer = post(self._url + "/v1/chat/completions", json.dumps(body).encode())
         assert status == 200, answer
         talk.take(json.loads(answer)["choices"][0]["message"]["content"] or "")

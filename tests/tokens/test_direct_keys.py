@@ -5,12 +5,17 @@ from array import array
 import orjson
 import pytest
 
+from engines.sidecar.kv.cache import EngineCache
+from engines.sidecar.kv.events import BlockStored
+from engines.sidecar.kv.follower import adapter_texts, base_model
+from router.core.cache_delta import Stored
+from router.core.fleet import Fleet
 from router.core.keys import chain, root, text_chain, tokens_le
-from router.core.types import KeyForm, PromptKeys
-from router.settings import TokenSettings
+from router.core.types import KeyForm, Lifecycle, PromptKeys, WorkerId, WorkerReport
+from router.settings import EngineSpec, FleetSettings, TokenSettings
 from router.tokens import direct_keys as module
 from router.tokens.byte_memo import ByteMemo
-from router.tokens.direct_keys import RAW_BYTES
+from router.tokens.direct_keys import RAW_BYTES, in_namespace
 from router.tokens.memo import PrefixMemo
 from router.wire.openai_request import ModelCall, read_call
 
@@ -46,6 +51,28 @@ def test_namespaces(field: str) -> None:
         direct_keys(read("/v1/completions", {"model": "m", "prompt": "x" * 64, field: value})).keys for value in ("a", "b")
     )
     assert set(one).isdisjoint(other)
+
+
+@pytest.mark.parametrize("model", ["m", "gpt", "legal", "tax"])
+def test_keys_of_requests_are_those_of_events(model: str) -> None:
+    """Under any name of the model, and under an adapter's with its version: what an engine says it cached is found again."""
+    told = WorkerReport(
+        WorkerId("a"), "vllm", "http://a", "g", Lifecycle.READY, 0.0, ("m", "gpt", "legal", "tax"), adapters=("legal@v1", "tax")
+    )
+    fleet = Fleet(FleetSettings())
+    spec = EngineSpec("vllm", "http://a")
+    fleet.add(spec, 0.0)
+    fleet.apply(told, 0.0)
+    base = base_model(spec, told)
+    assert base is not None
+    engine = EngineCache(base, 100, 100)
+    engine.adapters = adapter_texts(told)
+    tokens = range(32)
+    adapter = model if model in engine.adapters else None
+    engine.apply(BlockStored([1, 2], None, tokens_le(tokens), 16, adapter=adapter, keyed=2))
+    call = read("/v1/completions", {"model": model, "prompt": list(tokens)})
+    (stored,) = engine.take_changes()
+    assert isinstance(stored, Stored) and stored.keys == direct_keys(in_namespace(call, fleet.namespaces)).keys
 
 
 def test_turns_share_their_keys() -> None:

@@ -17,6 +17,7 @@ from router.core.stats import Stats
 from router.core.types import KeyForm, PromptKeys, WorkerId
 from router.settings import TokenSettings
 from router.tokens.book import TokenizerBook
+from router.tokens.direct_keys import Namespaces
 from router.tokens.key_sources import KeySource
 from router.tokens.keyer import Keyer
 from router.tokens.pre_tokenizers import GPT2
@@ -288,7 +289,7 @@ async def test_namespaces_do_not_share_keys(keyer: Keyer) -> None:
 
 async def test_adapters_are_rooted_in_base_and_version(book: TokenizerBook) -> None:
     """Tokenised as the base model is; the chain's root has the base, the adapter and its version, as the sidecar's has."""
-    namespaces = {"legal": ("words", "legal@v1")}
+    namespaces: Namespaces = {"legal": ("words", "legal@v1")}
     keyer = Keyer(LIMITS, book, Stats(), 4, namespaces)
     messages = [{"role": "user", "content": "the quick brown fox " * 20}]
     ids = KINDS["words"].encode(rendered(messages), add_special_tokens=False).ids
