@@ -123,7 +123,7 @@ class PoolIntake:
     def _adopt(self, report: WorkerReport) -> bool:
         """False where it cannot join: what is reported comes over the network and may be anything."""
         try:
-            spec = EngineSpec(report.kind, report.url)
+            spec = EngineSpec(report.kind, report.url, rank=rank_of(report.worker))
             if spec.worker_id != report.worker:
                 raise ValueError(f"its address is {spec.worker_id}")
             self._fleet.add(spec, self._clock())
@@ -135,6 +135,12 @@ class PoolIntake:
             return False
         log.info("worker %s joins as %s: a sidecar reports it", report.worker, report.kind)
         return True
+
+
+def rank_of(worker: WorkerId) -> int | None:
+    """The data-parallel rank that its name ends in (`EngineSpec.worker_id`). Raises ValueError where that is no number."""
+    _, mark, rank = worker.rpartition("#")
+    return int(rank) if mark else None
 
 
 T = TypeVar("T")

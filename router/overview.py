@@ -99,7 +99,7 @@ class Overview:
             return None
         counts, loads = pool.follower.counts, pool.loads
         return SharedFigures(
-            is_lost=pool.health.is_lost,
+            is_up=pool.health.is_up,
             read_age_s=pool.follower.stale_s,
             routers=loads.routers,
             counts={

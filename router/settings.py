@@ -273,6 +273,8 @@ class EngineSpec:
             raise SettingsError(f"engine: ranks {self.ranks} is not between 1 and {MAX_RANKS}")
         if self.ranks > 1 and not KINDS[self.kind].has_ranks:
             raise SettingsError(f"engine: ranks {self.ranks}: {self.kind} takes no requests for a rank")
+        if self.rank is not None and not (KINDS[self.kind].has_ranks and 0 <= self.rank < MAX_RANKS):
+            raise SettingsError(f"engine: rank {self.rank} of {self.kind} is not below {MAX_RANKS} of a kind that has ranks")
         check_endpoint("events", self.events)
         check_endpoint("replay", self.replay)
         if not 0 < self.weight <= 1000:

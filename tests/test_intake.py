@@ -8,6 +8,7 @@ import pytest
 from router.core.cache_delta import CacheDelta, CacheSnapshot, RouterLoad, Stored
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
 from router.intake import MAX_REMEMBERED, Intake, PoolIntake, bounded
+from router.proxy.upstream import Endpoint
 from tests.core.builders import prompt
 from tests.core.test_placement import World
 
@@ -117,6 +118,30 @@ def test_what_cannot_join_is_refused(changes: dict[str, str], caplog: pytest.Log
         side.report(NEW, **changes)
     assert side.lifecycle() is None and side.pool.refused == 3
     assert len(caplog.records) == 1
+
+
+def test_ranks_join(caplog: pytest.LogCaptureFixture) -> None:
+    """Each data-parallel rank of an engine is a worker, and requests to it will name the rank."""
+    side = Side()
+    ranks = [WorkerId(f"{NEW}#{rank}") for rank in range(2)]
+    for worker in ranks:
+        side.report(worker, url=f"http://{NEW}", truth=Truth.EXACT)
+    joined = [side.world.fleet.get(worker) for worker in ranks]
+    assert [(worker.spec.url, Endpoint(worker.spec).rank) for worker in joined if worker] == [
+        (f"http://{NEW}", b"0"),
+        (f"http://{NEW}", b"1"),
+    ]
+    side.report(ranks[1], url=f"http://{NEW}", generation="g2")
+    assert side.world.fleet.get(ranks[1]) is joined[1] and side.pool.refused == 0
+
+
+@pytest.mark.parametrize("name", ["#", "#x", "#-1", "#01", "#256", "#0#1", "#9" * 5000, "#" + "9" * 5000])
+def test_names_that_are_no_ranks_are_refused(name: str) -> None:
+    """Whatever stands behind the mark."""
+    side = Side()
+    worker = WorkerId(NEW + name)
+    side.report(worker, url=f"http://{NEW}")
+    assert side.lifecycle(worker) is None and side.pool.refused == 1
 
 
 def test_own_workers_are_for_nobody_else_to_report() -> None:

@@ -92,5 +92,5 @@ async def test_shared_state_where_there_is_one() -> None:
         pool.intake.refused = 2
         shown = Overview(plane, watch, None, pool, catch_up_of(plane)).shared()
         assert shown is not None
-        assert (shown.is_lost, shown.read_age_s, shown.routers, shown.errors) == (False, None, 0, {})
+        assert (shown.is_up, shown.read_age_s, shown.routers, shown.errors) == (False, None, 0, {})
         assert shown.counts.keys() == SHARED_COUNTERS.keys() and shown.counts["refused_workers"] == 2

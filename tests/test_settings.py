@@ -218,6 +218,13 @@ def test_each_rank_is_a_worker() -> None:
         build({"max_workers": 2}, (spec,))
 
 
+@pytest.mark.parametrize(("kind", "rank"), [("vllm", -1), ("vllm", 256), ("tgi", 0)])
+def test_a_rank_that_cannot_be(kind: str, rank: int) -> None:
+    """Ranks come from reports too, which may say anything."""
+    with pytest.raises(SettingsError, match=f"rank {rank} of {kind}"):
+        EngineSpec(kind, "http://a", rank=rank)
+
+
 def test_engines_are_distinct_and_bounded() -> None:
     """The same URL twice, or more engines than max_workers, is a mistake found at the start."""
     one, two = EngineSpec("vllm", "http://a"), EngineSpec("openai", "http://a")

@@ -78,7 +78,7 @@ class IndexFigures:
 class SharedFigures:
     """What a router reads and tells through Redis. Counts only grow; None is not yet."""
 
-    is_lost: bool
+    is_up: bool
     read_age_s: float | None  # since the last good read of what sidecars publish
     routers: int  # others that are heard
     counts: Mapping[str, int]  # by what is counted, see SHARED_COUNTERS in metrics.py

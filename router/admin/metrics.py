@@ -178,7 +178,9 @@ SHARED_COUNTERS = {  # name without warmline_state_ and _total → help
 
 def shared_families(shared: SharedFigures) -> Iterator[Metric]:
     """Only where Redis is used."""
-    yield GaugeMetricFamily("warmline_redis_up", "0 while exchanges with Redis fail", value=float(not shared.is_lost))
+    yield GaugeMetricFamily(
+        "warmline_redis_up", "0 until Redis answers and while exchanges with it fail", value=float(shared.is_up)
+    )
     age = GaugeMetricFamily("warmline_state_read_age_seconds", "Since the last good read of shared state")
     if shared.read_age_s is not None:
         age.add_metric([], shared.read_age_s)

@@ -78,6 +78,11 @@ class RedisHealth:
         self._failing_s: dict[str, float] = {}  # part → its last failure
         self._lost_since_s = 0.0
 
+    @property
+    def is_up(self) -> bool:
+        """Whether Redis has answered, and no part has failed since."""
+        return bool(self._good_s) and not self.is_lost
+
     def stale_s(self, part: str) -> float | None:
         """Seconds since the part's last good exchange; None before the first."""
         good_s = self._good_s.get(part)

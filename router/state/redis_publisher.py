@@ -20,6 +20,7 @@ LOG = logging.getLogger("warmline.state")
 PART: Final = "writing"
 SPREAD_S: Final = 1.0  # over which a fleet's snapshots are written anew when Redis is back
 SHORTEST_PAUSE_S: Final = 0.005
+LAST_WORDS_S: Final = 3.0  # as long as routers take to notice a sidecar that ended without a word
 
 
 class RedisPublisher:
@@ -84,20 +85,34 @@ class RedisPublisher:
         """Writes until `finish`, or until cancelled; then closes its connections."""
         try:
             while not self._finishing:
-                began_s = self._clock()
-                try:
-                    await self._round()
-                except Exception:
-                    LOG.exception("surprise while writing the state to Redis")
-                rest_s = self._settings.state_interval_s - (self._clock() - began_s)
-                await asyncio.sleep(max(rest_s, SHORTEST_PAUSE_S))
-            await self._round()
+                await self._write_and_rest()
+            last_try_s = self._clock() + LAST_WORDS_S
+            await self._write_and_rest()
+            while self._has_last_words and self._clock() < last_try_s:
+                await self._write_and_rest()
         finally:
             await self._link.close()
 
     def finish(self) -> None:
-        """What was taken in is written once more, then `run` ends: within one interval and one limit of an exchange."""
+        """What was taken in is written, then `run` ends. While Redis does not take the last reports they are tried again
+        for LAST_WORDS_S; the last try may take as long as an exchange with Redis."""
         self._finishing = True
+
+    @property
+    def _has_last_words(self) -> bool:
+        """Whether Redis lacks the last report of a worker, or that it left."""
+        return bool(self._leaving) or any(post.outbox.report_is_new for post in self._posts.values())
+
+    async def _write_and_rest(self) -> None:
+        began_s = self._clock()
+        try:
+            await self._round()
+        except Exception:
+            LOG.exception("surprise while writing the state to Redis")
+        if self._finishing and not self._has_last_words:
+            return
+        rest_s = self._settings.state_interval_s - (self._clock() - began_s)
+        await asyncio.sleep(max(rest_s, SHORTEST_PAUSE_S))
 
     async def _round(self) -> None:
         """A surprise with one worker is logged and never keeps the others from being written."""

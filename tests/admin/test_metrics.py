@@ -16,7 +16,7 @@ from tests.admin.stage import figures
 
 BOUNDS = [Bound("index_bytes", 5.0, 100.0)]
 SOURCES = [("m", "chat", "engine"), ("m", "text", "tokenizer")]
-SHARED = SharedFigures(False, 0.25, 2, {name: place for place, name in enumerate(SHARED_COUNTERS)}, {"timeout": 3})
+SHARED = SharedFigures(True, 0.25, 2, {name: place for place, name in enumerate(SHARED_COUNTERS)}, {"timeout": 3})
 LABELS = {
     "route",
     "worker",
@@ -149,7 +149,7 @@ def test_shared_state() -> None:
     assert value(found, "warmline_other_routers") == 2
     assert value(found, "warmline_redis_errors_total", reason="timeout") == 3
     assert [value(found, f"warmline_state_{name}_total") for name in SHARED_COUNTERS] == list(range(len(SHARED_COUNTERS)))
-    lost = {metric.name: metric for metric in shared_families(replace(SHARED, is_lost=True, read_age_s=None))}
+    lost = {metric.name: metric for metric in shared_families(replace(SHARED, is_up=False, read_age_s=None))}
     assert lost["warmline_redis_up"].samples[0].value == 0
     assert lost["warmline_state_read_age_seconds"].samples == []
 

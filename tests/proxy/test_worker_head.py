@@ -12,9 +12,7 @@ def made(*headers: tuple[bytes, bytes], api_key: str | None = None, rank: int | 
     request.method = b"POST"
     request.headers = lowered((b"Host", b"r"), *headers)
     request.framed = True
-    return worker_head(
-        request, b"/v1/x?y", "rid", Endpoint(EngineSpec("openai", "http://w:1/base", api_key=api_key, rank=rank))
-    )
+    return worker_head(request, b"/v1/x?y", "rid", Endpoint(EngineSpec("vllm", "http://w:1/base", api_key=api_key, rank=rank)))
 
 
 def test_plain() -> None:

@@ -93,6 +93,16 @@ def test_a_part_with_nothing_to_do_keeps_nobody_lost() -> None:
     assert not at.health.is_lost
 
 
+def test_up_once_it_has_answered() -> None:
+    """Not before anybody asked, and not while a part fails."""
+    at = Watched()
+    assert not at.health.is_up
+    at.health.good("reading")
+    assert at.health.is_up
+    at.health.bad("writing", ConnectionError())
+    assert not at.health.is_up
+
+
 def test_staleness_is_since_the_last_good_exchange() -> None:
     """Per part; unknown before the first."""
     at = Watched()

@@ -8,10 +8,10 @@ from redis import Redis
 
 from loadtest.redis_server import RedisServer
 from router.core.types import Lifecycle, WorkerId
-from router.state import outbox
+from router.state import outbox, redis_publisher
 from router.state.cache_codec import decode_delta, decode_piece, decode_snapshot
 from router.state.redis_keys import Keys
-from router.state.report_codec import decode_report
+from router.state.report_codec import decode_left, decode_report
 from tests.state.rig import RouterProcess, SidecarProcess, admin, comes_right, eventually, running, state_of
 
 KEYS = Keys("default").of(WorkerId("a"))
@@ -92,6 +92,40 @@ async def test_the_last_word_is_written(redis: RedisServer) -> None:
     with admin(redis) as client:
         report = client.get(KEYS.report)
     assert isinstance(report, bytes) and decode_report(report).report.lifecycle is Lifecycle.DRAINING
+
+
+async def test_the_last_word_is_tried_again(redis: RedisServer) -> None:
+    """A Redis that comes back within the time for last words gets them, reports and leavings."""
+    sidecar = SidecarProcess(state_of(redis), "a", "b")
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(sidecar.publisher.run())
+        await eventually(lambda: written_snapshots(sidecar) >= 2, 3.0)
+        redis.kill()
+        sidecar.engines[0].lifecycle = Lifecycle.DRAINING
+        sidecar.engines[0].post()
+        sidecar.publisher.leave(sidecar.engines[1].worker)
+        sidecar.publisher.finish()
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        redis.start()
+        async with asyncio.timeout(2.0):
+            await task
+    with admin(redis) as client:
+        report = client.get(KEYS.report)
+        left = client.get(Keys("default").of(sidecar.engines[1].worker).report)
+    assert isinstance(report, bytes) and decode_report(report).report.lifecycle is Lifecycle.DRAINING
+    assert isinstance(left, bytes) and decode_left(left) == "b"
+
+
+async def test_a_redis_that_stays_away_holds_no_sidecar_up(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last word is given up after a while."""
+    monkeypatch.setattr(redis_publisher, "LAST_WORDS_S", 0.3)
+    redis.kill()
+    sidecar = SidecarProcess(state_of(redis), "a")
+    sidecar.publisher.finish()
+    async with asyncio.timeout(2.0):
+        await sidecar.publisher.run()
+    assert sidecar.publisher.posts[0].outbox.report_is_new
 
 
 async def test_two_sidecars_of_one_worker(
