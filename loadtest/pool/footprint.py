@@ -89,5 +89,3 @@ def show(figures: dict[str, Any]) -> str:
     for name, row in figures.items():
         lines.append(f"  {name:8} {row['blocks_per_s']} blocks/s: {row['resident_mb']} MB, {row['cpu_share']:.2%} of a core")
     return "\n".join(lines)
-
-
