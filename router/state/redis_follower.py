@@ -24,7 +24,7 @@ from router.state.snapshot_load import SnapshotLoad
 LOG = logging.getLogger("warmline.state")
 PART: Final = "reading"
 REGISTRY_S: Final = 1.0  # between two reads of who is there
-SLICE_S: Final = 0.002  # of work until other tasks get their turn
+SLICE_S: Final = 0.0005  # of work until other tasks get their turn: a request needs several turns
 LOADS_AT_ONCE: Final = 16
 LOADING_S: Final = 0.1  # for snapshots until reports are looked at again
 SHORTEST_PAUSE_S: Final = 0.005

@@ -1,4 +1,4 @@
-"""Whatever comes on an engine's event socket: nothing is raised, what is told keeps the rules, others' caches stay as they are."""
+"""Whatever comes on an engine's event socket: nothing is raised, what is told keeps the rules, others' caches stay right."""
 
 import asyncio
 import contextlib
