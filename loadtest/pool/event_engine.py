@@ -41,13 +41,14 @@ class BusyEngine:
 
     def step(self) -> list[dict[str, Any]]:
         """The events of one step."""
+        evicted = self._evicted()
         decoded = [self._stored(sequence, 1) for sequence in list(self._live)[: self._blocks // 2]]
         prompt: list[int] = []
         events = [self._stored(prompt, self._blocks - len(decoded)), *decoded]
         self._live.append(prompt)
         if len(self._live) > DECODED:
             self._free.extend(reversed(self._live.popleft()))
-        return [*self._evicted(), *events]
+        return [*evicted, *events]
 
     def _stored(self, sequence: list[int], count: int) -> dict[str, Any]:
         """Further blocks of a sequence."""
