@@ -109,7 +109,7 @@ def publish(blocks_per_s: int, capacity: int) -> None:
         pub.send_multipart([b"", number.to_bytes(8, "big"), payload])
         number += 1
         while (left_s := began_s + number / STEPS_PER_S - time.monotonic()) > 0:
-            router.poll(left_s * 1e3)
+            router.poll(round(left_s * 1e3))
             replay(router, kept)
 
 

@@ -67,12 +67,12 @@ def batches(posted: PostedReport) -> float:
     return posted.report.extra.get("kv_batches", 0.0)
 
 
-def report_of(client: "Redis[bytes]", worker: WorkerId) -> PostedReport | None:
+def report_of(client: Redis, worker: WorkerId) -> PostedReport | None:
     data = client.get(Keys("default").of(worker).report)
     return decode_report(data) if isinstance(data, bytes) else None
 
 
-def await_truth(client: "Redis[bytes]", worker: WorkerId, truth: Truth, sidecar: ChildProcess) -> PostedReport:
+def await_truth(client: Redis, worker: WorkerId, truth: Truth, sidecar: ChildProcess) -> PostedReport:
     """The sidecar's report once it says so. Raises Failed."""
     ends_s = time.monotonic() + READY_S
     while (posted := report_of(client, worker)) is None or posted.report.truth is not truth:

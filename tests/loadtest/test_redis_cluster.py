@@ -12,7 +12,7 @@ def test_a_slot_moves_with_its_keys() -> None:
     """Clients that look find them at the next node."""
     with redis_cluster() as servers:
         assert url_of(servers) == f"redis+cluster://127.0.0.1:{servers[0].port},127.0.0.1:{servers[1].port}"
-        client: Any = RedisCluster(port=servers[0].port)
+        client: Any = RedisCluster(host="127.0.0.1", port=servers[0].port)
         try:
             for number in range(5):
                 client.set(f"{{tag}}{number}", number)

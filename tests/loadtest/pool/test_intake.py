@@ -1,11 +1,15 @@
 """The load of shared state on real routers, small: everything is taken in, and the figures are those of what ran."""
 
+import pytest
+
+from loadtest.pool import intake
 from loadtest.pool.intake import lag_ms, measure, show, summed
 
 
-async def test_a_small_load_is_taken_in_whole() -> None:
+async def test_a_small_load_is_taken_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes and a real Redis: each router ends with the blocks that the sidecars hold, no request fails."""
-    found = await measure(12, 100, 1.0)
+    monkeypatch.setattr(intake, "SETTLE_S", 0.5)
+    found = await measure(12, 100, 0.5)
     assert found["failures"] == [{}, {}], show(found)
     assert [turn["events"] for turn in found["turns"]] == [False, True, False, True]
     for turn in found["turns"]:
