@@ -48,7 +48,10 @@ DIRECTIONS = {
     "loadtest": set(),
     "loadtest.demo": {"engines", "loadtest"},
     "loadtest.redis_server": set(),
-    "loadtest.state_load": DATA | {"loadtest.bench", "loadtest.redis_server"},
+    "loadtest.redis_cluster": {"loadtest.redis_server"},
+    "loadtest.tcp_front": set(),
+    "loadtest.pool": DATA
+    | {"engines", "loadtest.bench", "loadtest.demo", "loadtest.redis_cluster", "loadtest.redis_server", "loadtest.tcp_front"},
     "loadtest.bench": DATA | {"engines", "loadtest"},  # times decisions in its own process too
 }
 NETWORK_MODULES = {

@@ -1,16 +1,20 @@
 """A router's part in a pool, over a real Redis."""
 
 import asyncio
+import contextlib
 import random
 import time
 from array import array
+from typing import Any
 
 import pytest
+from redis import Redis
+from redis.exceptions import ResponseError
 
 from loadtest.redis_server import RedisServer, redis_server
 from router import shared_pool
 from router.catch_up import CatchUp
-from router.core.cache_delta import CacheSnapshot, Stored
+from router.core.cache_delta import CacheDelta, CacheSnapshot, Stored
 from router.core.fleet import Fleet
 from router.core.placement import Placement
 from router.core.stats import Stats
@@ -19,8 +23,12 @@ from router.intake import Intake
 from router.redis_url import parse_redis
 from router.settings import FleetSettings, Settings, StateSettings
 from router.shared_pool import SharedPool
+from router.state.cache_codec import encode_delta
+from router.state.frame import HEAD, seal
 from router.state.redis_health import RedisHealth
+from router.state.redis_keys import Keys
 from router.state.redis_publisher import RedisPublisher
+from router.state.report_codec import encode_left
 from tests.core.builders import prompt
 from tests.state.rig import eventually, running
 
@@ -151,3 +159,67 @@ async def test_a_surprise_does_not_end_the_router(monkeypatch: pytest.MonkeyPatc
         async with running(member) as tasks:
             await eventually(lambda: member.pool.surprises > 1, 2.0)
             assert not tasks[0].done()
+
+
+def spoilt(rng: random.Random, valid: list[bytes]) -> bytes:
+    """Random bytes; a real message cut, damaged, of another worker; or a right frame around anything."""
+    message = rng.choice(valid)
+    match rng.randrange(5):
+        case 0:
+            return rng.randbytes(rng.randrange(80))
+        case 1:
+            return message[: rng.randrange(len(message))]
+        case 2:
+            damaged = bytearray(message)
+            damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
+            return bytes(damaged)
+        case 3:
+            return message
+    body = bytearray(message[HEAD.size :])
+    body[rng.randrange(len(body))] = rng.randrange(256)
+    return seal(message[2], bytes(body[: rng.randrange(len(body) + 1)] if rng.random() < 0.5 else body))
+
+
+def vandalise(client: Any, rng: random.Random, valid: list[bytes]) -> None:
+    """Writes one thing that is none under a name of its own, or where all are listed or heard."""
+    worker = rng.choice(("10.0.0.2:8000", "10.0.0.3:8000#1", "x", ""))
+    keys, data = Keys("default").of(WorkerId(worker)), spoilt(rng, valid)
+    client.zadd(Keys("default").workers, {rng.choice((worker.encode(), rng.randbytes(5))): rng.randrange(1 << 40)})
+    client.publish(Keys("default").load, data)
+    key = rng.choice((keys.report, keys.stream, keys.snapshot, keys.new_snapshot))
+    if rng.random() < 0.2:
+        client.unlink(key)
+        return
+    with contextlib.suppress(ResponseError):  # it is of another type by now
+        if key == keys.stream:
+            client.xadd(
+                key, {rng.choice((b"d", b"x")): data}, id=rng.choice(("*", f"{rng.randrange(1 << 45)}-{rng.randrange(9)}"))
+            )
+        elif key == keys.report:
+            client.set(key, data)
+        else:
+            client.rpush(key, data)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_hostile_values_in_redis_harm_nobody_else(seed: int) -> None:
+    """Random, truncated and forged values in all places: no loop raises anything, and a good worker's cache stays right."""
+    rng = random.Random(seed)
+    with redis_server() as redis:
+        sidecar, member = Publishing(redis, Truth.EXACT, 500), Member(redis)
+        async with running(sidecar, member) as tasks:
+            await eventually(lambda: bool(member.fleet.workers) and member.fleet.workers[0].truth is Truth.EXACT, 3.0)
+            with Redis(port=redis.port) as client:
+                keys = Keys("default").of(WORKER)
+                pieces: Any = client.lrange(keys.snapshot, 0, -1)
+                valid = [*pieces, bytes(client.get(keys.report) or b""), encode_left(WORKER)]
+                valid.append(encode_delta(CacheDelta(WorkerId("x"), "g1", 1, (Stored(None, sidecar.keys[:9]),))))
+                for _ in range(150):
+                    vandalise(client, rng, valid)
+                    await asyncio.sleep(0.01)
+            worker = member.fleet.get(WORKER)
+            assert worker is not None and (worker.lifecycle, worker.truth) == (Lifecycle.READY, Truth.EXACT)
+            assert member.placement.blocks_held(worker) == 500
+            assert not any(task.done() for task in tasks)
+        assert member.pool.follower.counts.bad_messages > 0
+        assert (member.pool.follower.counts.surprises, member.pool.surprises, member.catch_up.surprises) == (0, 0, 0)

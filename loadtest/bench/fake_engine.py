@@ -197,7 +197,7 @@ class EngineConnection(asyncio.Protocol):
     def answer(self, url: bytes, body: bytes, close: bool) -> None:
         worker = self.worker
         self.close_after = close
-        if url.startswith(b"/v1/") and body:
+        if body and b"/v1/" in url:  # whatever comes before it
             worker.arrivals.append(Arrival(self.began_s, time.monotonic(), len(body)))
             worker.answered += 1
             if wants_stream(body):

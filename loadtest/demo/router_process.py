@@ -76,7 +76,18 @@ def start_router(engines: Sequence[str], log_path: Path, *flags: str, deadline_s
     Ports are free ones unless `flags` name others. The first start with a GGUF tokenizer takes seconds: it is converted.
     Raises RouterStartError when the router ends or is not listening after `deadline_s`; nothing is left running then.
     """
-    argv = [sys.executable, "-m", "router.cli", "serve", "--port", "0", "--admin-port", "0", *flags]
+    argv = [
+        sys.executable,
+        *(["-P"] if sys.flags.safe_path else []),
+        "-m",
+        "router.cli",
+        "serve",
+        "--port",
+        "0",
+        "--admin-port",
+        "0",
+        *flags,
+    ]
     for engine in engines:
         argv += ["--engine", engine]
     already = log_path.stat().st_size if log_path.exists() else 0

@@ -25,7 +25,8 @@ from router.state.snapshot_load import SnapshotLoad
 LOG = logging.getLogger("warmline.state")
 PART: Final = "reading"
 REGISTRY_S: Final = 1.0  # between two reads of who is there
-SLICE_S: Final = 0.002  # of work until other tasks get their turn
+SLICE_S: Final = 0.0005  # of work until other tasks get their turn: a request needs several turns
+WORKERS_AT_ONCE: Final = 128  # read with one exchange, whose packing and parsing holds up the loop
 LOADS_AT_ONCE: Final = 16
 LOADING_S: Final = 0.1  # for snapshots until reports are looked at again
 CORE_SHARE: Final = 0.02  # that looking for news may take while requests come in
@@ -124,18 +125,26 @@ class RedisFollower:
         probes = began_s >= self._probe_at_s
         if probes:
             self._probe_at_s = began_s + PROBE_S
+        lanes: list[Lane] = []
         for lane in self._lanes:
             lane.plan(batch, began_s, probes)
-        if batch.size:
-            batch.deliver(await self._link.execute(batch.plan))
-        for lane in self._lanes:
-            for _ in lane.digest(self._clock()):
-                await self._breathe()
+            lanes.append(lane)
+            if sum(len(lane.feeds) for lane in lanes) >= WORKERS_AT_ONCE:
+                await self._exchange(batch, lanes)
+                batch, lanes = Batch(), []
+        await self._exchange(batch, lanes)
         await self._load_snapshots()
         if self._cleans:
             await self._clean_up()
         if self._registered is not None and all(feed.is_current for feed in self._feeds()):
             self._caught_up.set()
+
+    async def _exchange(self, batch: Batch, lanes: list[Lane]) -> None:
+        if batch.size:
+            batch.deliver(await self._link.execute(batch.plan))
+        for lane in lanes:
+            for _ in lane.digest(self._clock()):
+                await self._breathe()
 
     async def _breathe(self) -> None:
         if self._clock() >= self._slice_ends_s:

@@ -11,10 +11,10 @@ import pytest
 import trustme
 
 from loadtest.redis_server import RedisServer, redis_server
+from loadtest.tcp_front import TcpFront
 from router.settings import StateSettings
 from router.state.redis_keys import COMMANDS
 from tests.state.rig import RouterProcess, SidecarProcess, admin, changes_of_state, comes_right, eventually, running
-from tests.state.tcp_front import TcpFront
 
 SECRET = "open/sesame@1"
 QUOTED = "open%2Fsesame%401"

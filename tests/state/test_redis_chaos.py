@@ -8,11 +8,11 @@ from contextlib import ExitStack, asynccontextmanager
 import pytest
 
 from loadtest.redis_server import RedisServer, redis_server
+from loadtest.tcp_front import TcpFront
 from router.redis_url import parse_redis
 from router.settings import StateSettings
 from router.state.redis_health import BACK_AFTER_S
 from tests.state.rig import RouterProcess, SidecarProcess, admin, changes_of_state, comes_right, eventually, running, state_of
-from tests.state.tcp_front import TcpFront
 
 RECOVERY_S = 3.0
 

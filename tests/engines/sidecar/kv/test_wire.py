@@ -348,3 +348,23 @@ def test_any_frames(frames: list[bytes]) -> None:
         except MalformedEvents:
             continue
         assert parts is None or 0 <= parts[1] < 2**64 - 1
+
+
+@pytest.mark.parametrize("unknown", [{}, {"new": 1}], ids=["known keys", "unknown keys"])
+@pytest.mark.parametrize("ids", [[[1], [2], [3]], [[1, 2], [], [3]]])
+def test_removals_that_are_alike(unknown: dict[str, Any], ids: list[list[int]]) -> None:
+    """They become one, and each with a key that is not known is counted."""
+    decoder = EventDecoder()
+    events = [as_map("BlockRemoved", {"block_hashes": some, "medium": "GPU", **unknown}) for some in ids]
+    batch = decoder.decode(msgpack.packb([1.0, [*events, as_map("BlockStored", STORED), *events], None]))
+    assert [event.ids for event in batch.events if isinstance(event, BlockRemoved)] == [[1, 2, 3], [1, 2, 3]]
+    assert decoder.unknown_keys == 6 * len(unknown)
+
+
+@pytest.mark.parametrize(
+    "after", [{"type": "BlockRemoved", "medium": "GPU"}, as_map("BlockRemoved", {"block_hashes": "x", "medium": "GPU"})]
+)
+def test_a_removal_after_one_like_it_is_looked_at(after: dict[str, Any]) -> None:
+    """Its blocks may be missing, or be none."""
+    with pytest.raises(MalformedEvents):
+        decode(as_map("BlockRemoved", {"block_hashes": [1], "medium": "GPU"}), after)

@@ -7,12 +7,15 @@ from contextlib import asynccontextmanager
 
 
 class TcpFront:
-    """`port` is known once it is open. Passes bytes on, `delay_s` after they came, each way."""
+    """`port` is known once it is open. Passes bytes on, `delay_s` after they came, each way; that may be changed meanwhile.
+
+    Bytes keep their order where the delay becomes shorter: they wait for those before them.
+    """
 
     def __init__(self, target_port: int, delay_s: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
         self.port = 0
         self._target_port = target_port
-        self._delay_s = delay_s
+        self.delay_s = delay_s
         self._tls = tls
         self._open: dict[asyncio.StreamWriter, asyncio.Event] = {}
 
@@ -35,16 +38,23 @@ class TcpFront:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(reader, back_writer))
                 group.create_task(self._pass_on(back_reader, writer))
+        except OSError:  # nobody behind it
+            writer.close()
         finally:
             del self._open[writer]
             ended.set()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         loop = asyncio.get_running_loop()
+        due_s = 0.0
         try:
             while data := await reader.read(65536):
-                loop.call_later(self._delay_s, writer.write, data)
+                due_s = max(due_s, loop.time() + self.delay_s)
+                if due_s <= loop.time():
+                    writer.write(data)
+                else:
+                    loop.call_at(due_s, writer.write, data)
         except OSError:
             pass
         finally:
-            loop.call_later(self._delay_s, writer.close)
+            loop.call_at(max(due_s, loop.time() + self.delay_s), writer.close)
