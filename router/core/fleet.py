@@ -362,8 +362,9 @@ class Fleet:
         bases = {worker.base_model() for worker in self._workers.values()} if several else set()
         for worker in several:
             assert worker.models is not None
-            for name in worker.models - worker.adapters.keys() - bases:
-                self.namespaces.setdefault(name, (worker.base_model(), None))
+            for name in worker.models:
+                if name not in worker.adapters and name not in bases:
+                    self.namespaces.setdefault(name, (worker.base_model(), None))
 
     def judge(self, worker: Worker) -> list[FleetChange]:
         """The truth that follows from what is told of the worker's cache, how far it is followed, and how well it predicts."""
