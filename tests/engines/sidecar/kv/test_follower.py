@@ -125,7 +125,7 @@ async def test_loss_and_what_mends_it() -> None:
             engine.cached.clear()
             engine.compute(PROMPT)
             await heard.exact()
-            assert heard.held(PROMPT) == 10
+            await heard.until(lambda: heard.held(PROMPT) == 10)
 
 
 async def test_late_without_replay() -> None:
