@@ -93,7 +93,7 @@ class Connected:
         self._options = options
 
     async def __aenter__(self) -> EngineHttp:
-        self._http = EngineHttp(self._engine.spec("openai", **self._options), self._timeout_s, self._shared)
+        self._http = EngineHttp(self._engine.spec("vllm", **self._options), self._timeout_s, self._shared)
         return self._http
 
     async def __aexit__(

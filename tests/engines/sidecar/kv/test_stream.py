@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from engines.launch import free_port
 from engines.sidecar.kv.socket import Endpoint
 from engines.sidecar.kv.sources import EventSource
 from engines.sidecar.kv.stream import EventStream
@@ -329,7 +330,7 @@ async def test_engine_that_connects_here() -> None:
     """With a wildcard the engine is the one that connects."""
     diary = Diary()
     with EnginePublisher() as publisher:
-        port = int(publisher.events.rpartition(":")[2]) + 1
+        port = free_port()
         stream = EventStream(EventSource(f"tcp://127.0.0.1:{port}", binds=True), QUIET, diary)
         task = asyncio.ensure_future(stream.run())
         await asyncio.sleep(0.05)
