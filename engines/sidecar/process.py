@@ -57,7 +57,7 @@ class Sidecar:
 
     async def _watch(self, spec: EngineSpec, shared: SharedAnswers | None) -> None:
         settings, count = self._settings, self._count
-        await watch(spec, settings.fleet, settings.events, self, time.monotonic, lambda: count, closely=True, shared=shared)
+        await watch(spec, settings.fleet, settings.events, self, time.monotonic, lambda: count, shared=shared)
 
     # A StatePublisher that remembers the last reports
 

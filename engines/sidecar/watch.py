@@ -25,14 +25,13 @@ async def watch(
     clock: Callable[[], float],
     fleet_size: Callable[[], int] = lambda: 1,
     *,
-    closely: bool = False,
     shared: SharedAnswers | None = None,
 ) -> None:
     """Probes, scrapes and follows the KV events of an engine that may have some, until cancelled.
 
-    `clock` is monotonic and stamps the reports. `fleet_size` stretches the intervals of a large fleet. `closely` looks at
-    the load each scrape interval even while nothing waits there. `shared` is the one of all ranks of an engine, each of
-    which is watched on its own. Whoever cancels this tells the publisher that the worker is gone.
+    `clock` is monotonic and stamps the reports. `fleet_size` stretches the intervals of a large fleet. `shared` is the one
+    of all ranks of an engine, each of which is watched on its own. Whoever cancels this tells the publisher that the
+    worker is gone.
     """
     http = EngineHttp(spec, fleet.probe_timeout_s, shared)
     patient_http = EngineHttp(spec, events.self_test_timeout_s)
@@ -40,7 +39,7 @@ async def watch(
     if spec.events is not None or KINDS[spec.kind].tells_events:
         follower = CacheFollower(spec, events, http, patient_http, publisher, clock)
     publish = publisher.report if follower is None else follower.report
-    watcher = Watcher(spec, fleet, adapter_of(spec.kind, http), publish, clock, fleet_size, closely=closely, unmarked=UNMARKED)
+    watcher = Watcher(spec, fleet, adapter_of(spec.kind, http), publish, clock, fleet_size, unmarked=UNMARKED)
     try:
         async with asyncio.TaskGroup() as group:
             if follower is not None:

@@ -29,9 +29,8 @@ class Watcher:
     Between a first failure and that verdict nothing is published. A report is stamped with the time at which its look
     began, so that it never overrules a failure that the proxy met meanwhile.
 
-    The load is looked at with every probe and, while requests wait in the engine or `closely` is asked for, each scrape
-    interval: a router knows its own requests, and looking four times a second at all engines cost it a tenth of the
-    CPU of 117 streams a second.
+    The load is looked at with every probe and, while requests wait in the engine, each scrape interval: routers know their
+    own requests, and looking four times a second at four engines cost a router a tenth of the CPU of 117 streams a second.
     """
 
     def __init__(
@@ -43,7 +42,6 @@ class Watcher:
         clock: Callable[[], float],
         fleet_size: Callable[[], int] = lambda: 1,
         *,
-        closely: bool = False,
         unmarked: str = "start",
     ) -> None:
         self._worker_id = spec.worker_id
@@ -53,7 +51,6 @@ class Watcher:
         self._publish = publish
         self._clock = clock
         self._fleet_size = fleet_size
-        self._closely = closely
         self._phase = zlib.crc32(spec.worker_id.encode()) / 2**32  # spreads the rounds of a fleet over the interval
         self._probe_at_s: float | None = None
         self._scrape_at_s = 0.0
@@ -89,7 +86,7 @@ class Watcher:
     @property
     def _is_scraped(self) -> bool:
         """Whether looks at the load are due between probes."""
-        return self._is_ready and (self._closely or self._portrait.has_queue)
+        return self._is_ready and self._portrait.has_queue
 
     async def _look(self) -> None:
         now_s = self._clock()

@@ -22,7 +22,7 @@ SETTINGS = FleetSettings(probe_interval_s=1.0, probe_timeout_s=5.0, scrape_inter
 IMPATIENT = replace(SETTINGS, probe_timeout_s=0.2)  # where something hangs on purpose
 
 
-def page(running: int, start: float | None = 17.0, done: float = 0.0, waiting: int = 0) -> Reply:
+def page(running: int, start: float | None = 17.0, done: float = 0.0, waiting: int = 1) -> Reply:
     text = f'vllm:num_requests_running{{engine="0"}} {running}\nvllm:prompt_tokens_total{{engine="0"}} {done}\n'
     text += f'vllm:num_requests_waiting{{engine="0"}} {waiting}\n'
     text += 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
@@ -37,14 +37,14 @@ class Scene:
     """A watcher of one engine, its clock and everything it published."""
 
     def __init__(
-        self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, settings: FleetSettings, fleet_size: int, closely: bool
+        self, engine: FakeEngine, http: EngineHttp, spec: EngineSpec, settings: FleetSettings, fleet_size: int
     ) -> None:
         self.engine = engine
         self.now_s = 100.0
         self.reports: list[WorkerReport] = []
         adapter = adapter_of(spec.kind, http)
         publish, clock = self.reports.append, lambda: self.now_s
-        self.watcher = Watcher(spec, settings, adapter, publish, clock, lambda: fleet_size, closely=closely)
+        self.watcher = Watcher(spec, settings, adapter, publish, clock, lambda: fleet_size)
 
     async def rounds(self, count: int = 1, step_s: float | None = None) -> list[WorkerReport]:
         """So many rounds, each when it is due (or after `step_s`); what they published."""
@@ -65,12 +65,11 @@ async def scene(
     kind: str = "vllm",
     settings: FleetSettings = SETTINGS,
     fleet_size: int = 1,
-    closely: bool = True,
     **options: Any,
 ) -> AsyncIterator[Scene]:
     async with FakeEngine(routes) as engine:
         spec = engine.spec(kind, **options)
-        yield Scene(engine, EngineHttp(spec, settings.probe_timeout_s), spec, settings, fleet_size, closely)
+        yield Scene(engine, EngineHttp(spec, settings.probe_timeout_s), spec, settings, fleet_size)
 
 
 async def test_first_report_is_whole() -> None:
@@ -98,7 +97,7 @@ async def test_scrapes_between_probes() -> None:
 
 async def test_looks_closely_while_requests_wait() -> None:
     """Where nothing waits in the engine its load is read with each probe only; once something does, each scrape interval."""
-    async with scene(vllm_routes(), closely=False) as s:
+    async with scene(vllm_routes(**{"/metrics": page(3, waiting=0)})) as s:
         await s.rounds(3)
         assert s.engine.asked == ["/health", "/v1/models", "/metrics"] * 3
         s.engine.routes["/metrics"] = page(9, waiting=4)
@@ -106,7 +105,7 @@ async def test_looks_closely_while_requests_wait() -> None:
         s.engine.asked.clear()
         assert s.watcher.pause_s() == pytest.approx(0.25)
         assert [report.waiting for report in await s.rounds(2)] == [4, 4]
-        s.engine.routes["/metrics"] = page(9)
+        s.engine.routes["/metrics"] = page(9, waiting=0)
         assert [report.waiting for report in await s.rounds(1)] == [0]
         assert s.engine.asked == ["/metrics"] * 3
         assert s.watcher.pause_s() == pytest.approx(0.25)  # the next probe
