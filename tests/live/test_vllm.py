@@ -228,7 +228,7 @@ def test_restart_under_load(pair: list[EventEngine], routers: Routers) -> None:
     stale = [record for record in own if record["predicted_cached_tokens"] > record["actual_cached_tokens"]]
     first_s = min((record["at_s"] for record in own), default=math.inf)  # before it the new engine held nothing
     for record in later:
-        held = next(row["matched_tokens"] for row in record["candidates"] if row["worker"] == worker)
+        held = sum(row["matched_tokens"] for row in record["candidates"] if row["worker"] == worker)
         stale += [record] if held and record["at_s"] < first_s else []
     print(f"{len(answers)} requests, {len(own)} of {len(later)} later ones on the new engine, {len(stale)} stale predictions")
     assert not problems([*answers, *fresh])
