@@ -29,7 +29,7 @@ SLICE_S: Final = 0.0005  # of work until other tasks get their turn: a request n
 WORKERS_AT_ONCE: Final = 128  # read with one exchange, whose packing and parsing holds up the loop
 LOADS_AT_ONCE: Final = 16
 LOADING_S: Final = 0.1  # for snapshots until reports are looked at again
-CORE_SHARE: Final = 0.02  # that looking for news may take while requests come in
+CORE_SHARE: Final = 0.05  # that looking for news may take while requests come in
 SHORTEST_PAUSE_S: Final = 0.005
 
 

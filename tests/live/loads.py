@@ -68,7 +68,9 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(f"{rng.choice(WORDS)}{rng.randrange(100)}" for _ in range(count))
 
 
-def prefix_groups(model: str, groups: int = 6, each: int = 8, prefix_words: int = 160, seed: int = 1) -> list[Ask]:
+def prefix_groups(
+    model: str, groups: int = 6, each: int = 8, prefix_words: int = 160, seed: int = 1, *, stream: bool = False
+) -> list[Ask]:
     """Chats that share long instructions within a group and end differently; the groups in a shuffled order."""
     rng = random.Random(seed)
     asks = []
@@ -77,7 +79,9 @@ def prefix_groups(model: str, groups: int = 6, each: int = 8, prefix_words: int 
         for number in range(each):
             question = f"{number}: {words(rng, 12)}"
             messages = [{"role": "system", "content": rules}, {"role": "user", "content": question}]
-            body = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
+            body: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 4, "temperature": 0}
+            if stream:
+                body |= {"stream": True, "stream_options": {"include_usage": True}}
             asks.append(Ask(CHAT, body, f"group-{group}"))
     rng.shuffle(asks)
     return asks
