@@ -8,30 +8,20 @@ The other kinds have no such route: what they count shows in `usage.prompt_token
 import asyncio
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 
 from engines.adapter import mapping, rows
 from engines.fetch import Answer, BadAnswer, EngineError, EngineHttp
 from engines.openai import error_text
-from router.wire.engine_tokens import EngineTokens, NoTokens, token_ids
+from router.wire.engine_tokens import EngineTokens, NoTokens, TokenRoutes, token_ids
 from router.wire.openai_request import ChatPrompt, TextPrompt
 
 ANSWER_LIMIT_BYTES = 32 * 1024 * 1024  # a million ids, or 300,000 with their texts
 THREAD_BYTES = 256 * 1024  # parsing a longer answer would hold the event loop for a millisecond and more
 CHAT_ARGUMENTS = ("documents", "reasoning_effort")  # fields of a chat, not of vLLM's question for its tokens
 BUSY = (408, 429, 502, 503, 504)  # statuses that pass
-
-
-class TokenRoutes(Protocol):
-    """One engine, asked. Every method may raise NoTokens and nothing else."""
-
-    async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
-        """Those the engine makes of a request with this prompt; of several texts, of the first."""
-
-    async def text(self, ids: "array[int]", model: str | None) -> str:
-        """What the ids stand for, special tokens included."""
 
 
 class VllmTokens:
@@ -42,7 +32,7 @@ class VllmTokens:
 
     async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
         if isinstance(prompt, TextPrompt):
-            body: dict[str, Any] = {"prompt": prompt.texts[0], "add_special_tokens": prompt.add_special_tokens}
+            body = text_fields(prompt)
         else:
             body = chat_fields(prompt)
             arguments = {name: body.pop(name) for name in CHAT_ARGUMENTS if name in body}
@@ -50,8 +40,7 @@ class VllmTokens:
                 arguments["enable_thinking"] = prompt.reasoning_effort != "none"
             if arguments:
                 body["chat_template_kwargs"] = {**(prompt.template_kwargs or {}), **arguments}
-        answer = await ask(self._http, "/tokenize", named(body, model))
-        return EngineTokens(token_ids(mapping(answer).get("tokens")))
+        return EngineTokens(listed_ids(await ask(self._http, "/tokenize", named(body, model))))
 
     async def text(self, ids: "array[int]", model: str | None) -> str:
         answer = await ask(self._http, "/detokenize", named({"tokens": ids.tolist()}, model))
@@ -69,12 +58,11 @@ class SglangTokens:
 
     async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
         if isinstance(prompt, TextPrompt):
-            body: dict[str, Any] = {"prompt": prompt.texts[0], "add_special_tokens": prompt.add_special_tokens}
+            body = text_fields(prompt)
         else:
             body = chat_fields(prompt)
             body.pop("add_generation_prompt", None)
-        answer = await ask(self._http, "/v1/tokenize", named(body, model))
-        return EngineTokens(token_ids(mapping(answer).get("tokens")))
+        return EngineTokens(listed_ids(await ask(self._http, "/v1/tokenize", named(body, model))))
 
     async def text(self, ids: "array[int]", model: str | None) -> str:
         body = named({"tokens": ids.tolist(), "skip_special_tokens": False}, model)
@@ -95,8 +83,7 @@ class LlamaCppTokens:
             answer = await ask(self._http, "/apply-template", named(chat_fields(prompt), model))
             text = rendered = text_of(mapping(answer).get("prompt"))
         body = {"content": text, "add_special": special, "parse_special": True}
-        answer = await ask(self._http, "/tokenize", named(body, model))
-        return EngineTokens(token_ids(mapping(answer).get("tokens")), rendered)
+        return EngineTokens(listed_ids(await ask(self._http, "/tokenize", named(body, model))), rendered)
 
     async def text(self, ids: "array[int]", model: str | None) -> str:
         answer = await ask(self._http, "/detokenize", named({"tokens": ids.tolist()}, model))
@@ -133,6 +120,11 @@ def token_routes_of(kind: str, http: EngineHttp) -> TokenRoutes | None:
     """None for a kind that cannot be asked."""
     routes = TOKEN_ROUTES.get(kind)
     return None if routes is None else routes(http)
+
+
+def text_fields(prompt: TextPrompt) -> dict[str, Any]:
+    """The first text of a body, as vLLM and SGLang are asked about it."""
+    return {"prompt": prompt.texts[0], "add_special_tokens": prompt.add_special_tokens}
 
 
 def chat_fields(prompt: ChatPrompt) -> dict[str, Any]:
@@ -175,6 +167,11 @@ async def ask(http: EngineHttp, path: str, body: dict[str, Any]) -> Any:
 def refusal(answer: Answer) -> str:
     words = error_text(answer)
     return f"{answer.path} answered {answer.status}" + (f": {words}" if words else "")
+
+
+def listed_ids(answer: Any) -> "array[int]":
+    """The ids in an answer's `tokens`. NoTokens where that is no list of them."""
+    return token_ids(mapping(answer).get("tokens"))
 
 
 def ids_of(value: Any) -> "array[int]":

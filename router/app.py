@@ -17,7 +17,7 @@ from aiohttp import web
 from engines.fetch import EngineHttp
 from engines.shared_answers import SharedAnswers
 from engines.sidecar.watch import shared_by_ranks, watch
-from engines.token_routes import TokenRoutes, token_routes_of
+from engines.token_routes import token_routes_of
 from router.admin.app import make_app
 from router.catch_up import CatchUp
 from router.core.fleet import Fleet, FleetChange
@@ -35,6 +35,7 @@ from router.state.memory import MemoryState
 from router.tokens.book import TokenizerBook
 from router.tokens.keyer import Keyer
 from router.tokens.parity_watch import ParityWatch
+from router.wire.engine_tokens import TokenRoutes
 
 log = logging.getLogger("warmline")
 BACKLOG = 4096  # connections the kernel holds before they are accepted

@@ -5,11 +5,10 @@ import logging
 import time
 from array import array
 from collections.abc import Callable
-from typing import Protocol
 
 from router.core.stats import Stats
 from router.core.types import WorkerId
-from router.wire.engine_tokens import EngineTokens, NoTokens
+from router.wire.engine_tokens import NoTokens, TokenRoutes
 from router.wire.openai_request import ChatPrompt, TextPrompt, UnkeyedReason
 
 log = logging.getLogger("warmline.tokens")
@@ -17,16 +16,6 @@ SILENCE_S = 5.0  # an engine that did not answer is not asked again for so long
 TRIES = 2  # engines asked for one prompt
 
 OnDone = Callable[["array[int] | None"], None]
-
-
-class TokenRoutes(Protocol):
-    """One engine, asked. Every method may raise NoTokens and nothing else, and has a deadline of its own."""
-
-    async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
-        """Those the engine makes of a request with this prompt; of several texts, of the first."""
-
-    async def text(self, ids: "array[int]", model: str | None) -> str:
-        """What the ids stand for, special tokens included."""
 
 
 class Asking:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from router.core.fleet import Fleet, Worker
 from router.core.types import Lifecycle, WorkerId
 from router.settings import TokenSettings
-from router.tokens.asking import TokenRoutes
 from router.tokens.key_sources import KeySources, ModelKeys, Shape
 from router.tokens.parity import ModelParity
 from router.tokens.probes import Verdict, probe
-from router.wire.engine_tokens import NoTokens
+from router.wire.engine_tokens import NoTokens, TokenRoutes
 
 log = logging.getLogger("warmline.tokens")
 ROUND_S = 0.5

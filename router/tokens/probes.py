@@ -9,11 +9,10 @@ from typing import NamedTuple
 from xxhash import xxh3_64
 
 from router.core.keys import TOKEN_BYTES, tokens_le
-from router.tokens.asking import TokenRoutes
 from router.tokens.book import SAMPLE, TokenizerEntry
 from router.tokens.key_sources import Shape
 from router.tokens.template import TemplateFailed
-from router.wire.engine_tokens import EngineTokens, NoTokens
+from router.wire.engine_tokens import EngineTokens, NoTokens, TokenRoutes
 from router.wire.openai_request import ChatPrompt, TextPrompt
 
 SHOWN_TOKENS = 6  # around the first that differs

@@ -1,7 +1,9 @@
 """What an engine says of a prompt's tokens when it is asked, and what it means when it does not say."""
 
 from array import array
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
+
+from router.wire.openai_request import ChatPrompt, TextPrompt
 
 
 class EngineTokens(NamedTuple):
@@ -9,6 +11,16 @@ class EngineTokens(NamedTuple):
 
     ids: "array[int]"
     text: str | None = None
+
+
+class TokenRoutes(Protocol):
+    """One engine, asked. Every method may raise NoTokens and nothing else, and has a deadline of its own."""
+
+    async def tokens(self, prompt: ChatPrompt | TextPrompt, model: str | None) -> EngineTokens:
+        """Those the engine makes of a request with this prompt; of several texts, of the first."""
+
+    async def text(self, ids: "array[int]", model: str | None) -> str:
+        """What the ids stand for, special tokens included."""
 
 
 class NoTokens(Exception):
