@@ -4,17 +4,16 @@ import asyncio
 import logging
 import signal
 import time
+from collections.abc import Coroutine, Iterator
 from dataclasses import replace
+from typing import Any
 
 import uvloop
 
-from engines.shared_answers import SharedAnswers
 from engines.sidecar.watch import shared_by_ranks, watch
-from router.core.cache_delta import CacheDelta
-from router.core.types import Lifecycle, WorkerId, WorkerReport
+from router.core.types import Lifecycle, WorkerReport
 from router.redis_url import parse_redis
-from router.settings import EngineSpec, Settings
-from router.state.contract import SnapshotSource
+from router.settings import Settings
 from router.state.redis_health import RedisHealth
 from router.state.redis_publisher import RedisPublisher
 
@@ -29,24 +28,17 @@ class Sidecar:
         self._settings = settings
         health = RedisHealth(parse_redis(settings.state.redis), settings.state.redis_timeout_s)
         self._publisher = RedisPublisher(settings.state, settings.fleet, health)
-        self._last: dict[str, WorkerReport] = {}
-        self._count = sum(engine.ranks for engine in settings.engines)
         self._stop = asyncio.Event()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._publisher.run())
-            watches = [
-                group.create_task(self._watch(rank, shared))
-                for spec in self._settings.engines
-                for shared in [shared_by_ranks(spec, self._settings.fleet, time.monotonic)]
-                for rank in spec.by_rank()
-            ]
+            watches = [group.create_task(watching) for watching in self._watches()]
             LOG.info("publishing %d engines to Redis, pool %s", len(watches), self._settings.state.pool_name)
             await self._stop.wait()
             for task in watches:
                 task.cancel()
-            for report in self._last.values():
+            for report in self._publisher.reports():
                 self._publisher.report(leaving(report, time.monotonic()))
             self._publisher.finish()
             await writing
@@ -55,24 +47,14 @@ class Sidecar:
     def stop(self) -> None:
         self._stop.set()
 
-    async def _watch(self, spec: EngineSpec, shared: SharedAnswers | None) -> None:
-        settings, count = self._settings, self._count
-        await watch(spec, settings.fleet, settings.events, self, time.monotonic, lambda: count, shared=shared)
-
-    # A StatePublisher that remembers the last reports
-
-    def report(self, report: WorkerReport) -> None:
-        self._last[report.worker] = report
-        self._publisher.report(report)
-
-    def delta(self, delta: CacheDelta) -> None:
-        self._publisher.delta(delta)
-
-    def follow(self, worker: WorkerId, snapshot: SnapshotSource) -> None:
-        self._publisher.follow(worker, snapshot)
-
-    def leave(self, worker: WorkerId) -> None:
-        self._publisher.leave(worker)
+    def _watches(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """One for each rank of each engine."""
+        fleet, events = self._settings.fleet, self._settings.events
+        count = sum(engine.ranks for engine in self._settings.engines)
+        for spec in self._settings.engines:
+            shared = shared_by_ranks(spec, fleet, time.monotonic)
+            for rank in spec.by_rank():
+                yield watch(rank, fleet, events, self._publisher, time.monotonic, lambda: count, shared=shared)
 
 
 def leaving(report: WorkerReport, now_s: float) -> WorkerReport:

@@ -69,6 +69,10 @@ class RedisPublisher:
         if post is not None:
             self._leaving[worker] = post
 
+    def reports(self) -> list[WorkerReport]:
+        """The newest report of each worker, written or not."""
+        return [post.outbox.report for post in self._posts.values() if post.outbox.report is not None]
+
     def _post(self, worker: WorkerId) -> Post:
         post = self._posts.get(worker)
         if post is None:
