@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -79,8 +80,8 @@ class Calls:
             except BaseException as error:  # it belongs to the caller's thread
                 pieces.put(error)
 
-        threading.Thread(target=generate, daemon=True).start()
         try:
+            threading.Thread(target=generate, daemon=True).start()
             while True:
                 piece = pieces.get()
                 if isinstance(piece, BaseException):
@@ -117,28 +118,20 @@ class Calls:
         call.on_end(place.leave)
         return options, place
 
-    def _counted(self) -> "Counted":
-        return Counted(self._figures)
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Counts how a request ended when it did not end well."""
+        try:
+            yield
+        except BadArgument:
+            raise
+        except BaseException as error:
+            self._figures.add("requests_cancelled" if isinstance(error, LeftLine) else "requests_failed")
+            raise
 
     def _count(self, outcome: Outcome) -> None:
         self._figures.add("prompt_tokens", outcome.prompt_tokens)
         self._figures.add("generated_tokens", outcome.generated_tokens)
-
-
-class Counted:
-    """Counts how a request ended when it did not end well."""
-
-    def __init__(self, figures: Figures) -> None:
-        self._figures = figures
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, LeftLine):
-            self._figures.add("requests_cancelled")
-        elif error is not None and not isinstance(error, BadArgument):
-            self._figures.add("requests_failed")
 
 
 def ignore(text: str, prompt_tokens: int, generated_tokens: int) -> None:

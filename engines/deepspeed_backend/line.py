@@ -24,7 +24,7 @@ class Place:
     def leave(self) -> None:
         with self._line.changed:
             self.has_left = True
-            self._line.changed.notify_all()
+            self._line.drop(self)
 
 
 class Line:
@@ -42,7 +42,7 @@ class Line:
         return len(self._places)
 
     def join(self) -> Place:
-        """A place at the end. Raises LineFull. Whoever has it must take its `turn`."""
+        """A place at the end. Raises LineFull. Whoever has it must take its `turn`, or leave."""
         with self.changed:
             if self.running + len(self._places) >= self.max_running + self.max_waiting:
                 raise LineFull(f"{self.running} requests run and {len(self._places)} wait, which is all that may")
@@ -60,14 +60,19 @@ class Line:
                     raise LeftLine
                 self.running += 1
             finally:
-                self._places.remove(place)
-                self.changed.notify_all()
+                self.drop(place)
         try:
             yield
         finally:
             with self.changed:
                 self.running -= 1
                 self.changed.notify_all()
+
+    def drop(self, place: Place) -> None:
+        """It waits no more, if it did. To be called with `changed` held."""
+        if place in self._places:
+            self._places.remove(place)
+        self.changed.notify_all()
 
     def _is_next(self, place: Place) -> bool:
         return self._places[0] is place and self.running < self.max_running

@@ -77,3 +77,15 @@ def test_an_error_ends_the_turn() -> None:
     with line.turn(line.join()):
         assert line.running == 1
     assert line.running == 0
+
+
+def test_leaving_before_the_turn_was_asked_for() -> None:
+    """A place that is left frees its room at once, whether or not anybody ever waits for its turn."""
+    line = Line(max_waiting=0)
+    place = line.join()
+    place.leave()
+    assert line.waiting == 0
+    with pytest.raises(LeftLine), line.turn(place):
+        raise AssertionError("it was left")
+    with line.turn(line.join()):
+        assert line.running == 1
