@@ -1,11 +1,10 @@
 """How a local SGLang is started on the CPU, from an environment of its own."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.starters.vllm import PYTHON, missing_of
+from engines.starters.vllm import PYTHON, events_config, missing_of
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class SglangOptions:
             *("--context-length", str(self.context_tokens), "--max-running-requests", str(self.max_requests)),
             *("--max-total-tokens", str(self.cache_tokens), "--mem-fraction-static", "0.1"),
             *("--page-size", str(self.page_tokens), "--skip-server-warmup", "--enable-metrics", "--enable-cache-report"),
-            *(() if self.events is None else ("--kv-events-config", json.dumps(self._events_config()))),
+            *(() if self.events is None else ("--kv-events-config", events_config(self.events, self.replay, self.topic))),
             *self.flags,
         ]
 
@@ -53,6 +52,3 @@ class SglangOptions:
 
     def missing(self) -> str | None:
         return missing_of(self.environment_path, self.model_path)
-
-    def _events_config(self) -> dict[str, object]:
-        return {"publisher": "zmq", "endpoint": self.events, "replay_endpoint": self.replay, "topic": self.topic}

@@ -48,7 +48,11 @@ class VllmOptions:
             *("--dtype", "float32", "--enforce-eager", "--block-size", str(self.block_tokens)),
             *("--enable-prefix-caching", "--enable-prompt-tokens-details"),
             *(() if self.cache_blocks is None else ("--num-gpu-blocks-override", str(self.cache_blocks))),
-            *(() if self.events is None else ("--kv-events-config", json.dumps(self._events_config()))),
+            *(
+                ()
+                if self.events is None
+                else ("--kv-events-config", events_config(self.events, self.replay, self.topic, enable_kv_cache_events=True))
+            ),
             *self._adapter_flags(),
             *self.flags,
         ]
@@ -73,14 +77,10 @@ class VllmOptions:
             return []
         return ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in self.adapters)]
 
-    def _events_config(self) -> dict[str, object]:
-        return {
-            "enable_kv_cache_events": True,
-            "publisher": "zmq",
-            "endpoint": self.events,
-            "replay_endpoint": self.replay,
-            "topic": self.topic,
-        }
+
+def events_config(events: str, replay: str | None, topic: str, **more: bool) -> str:
+    """The value of `--kv-events-config`, which vLLM and SGLang share but for what vLLM needs more."""
+    return json.dumps({**more, "publisher": "zmq", "endpoint": events, "replay_endpoint": replay, "topic": topic})
 
 
 def missing_of(environment_path: Path, model_path: Path) -> str | None:

@@ -101,15 +101,15 @@ class Meter:
 
     def __init__(self, pids: dict[str, int]) -> None:
         self._pids = pids
-        self.read()
+        self._at_s, self._cpu_s = self._now()
 
     def read(self) -> dict[str, float]:
         """Shares of a core since the last time."""
-        now_s, before = time.monotonic(), getattr(self, "_last", None)
-        self._last = (now_s, {name: cpu_seconds(pid) for name, pid in self._pids.items()})
-        if before is None:
-            return {}
-        return {name: round((cpu_s - before[1][name]) / (now_s - before[0]), 3) for name, cpu_s in self._last[1].items()}
+        (since_s, before), (self._at_s, self._cpu_s) = (self._at_s, self._cpu_s), self._now()
+        return {name: round((cpu_s - before[name]) / (self._at_s - since_s), 3) for name, cpu_s in self._cpu_s.items()}
+
+    def _now(self) -> tuple[float, dict[str, float]]:
+        return time.monotonic(), {name: cpu_seconds(pid) for name, pid in self._pids.items()}
 
 
 async def measure(sidecars: int, blocks_per_s: float, seconds: float) -> dict[str, Any]:

@@ -78,10 +78,8 @@ class CacheMirror:
         """Know nothing; keys are made for this model from now on."""
         self._forget(NOTHING_YET)
         self.flush()
-        adapters, self._cache = (
-            self._cache.adapters,
-            EngineCache(model, self._limits.max_event_blocks, self._limits.max_orphan_blocks),
-        )
+        adapters = self._cache.adapters
+        self._cache = EngineCache(model, self._limits.max_event_blocks, self._limits.max_orphan_blocks)
         self._cache.adapters = adapters
 
     def name_adapters(self, texts: Mapping[str, str]) -> None:
