@@ -1,6 +1,7 @@
 """The adapters' readers on what real engines answered."""
 
 from engines.adapter import Look
+from engines.deepspeed import read_page as read_deepspeed_page
 from engines.fetch import Answer
 from engines.openai import error_text, json_object, read_models
 from engines.sglang import LOADS, add_info, read_loads
@@ -8,7 +9,7 @@ from engines.sglang import read_page as read_sglang_page
 from engines.vllm import METRICS, read_page
 from tests.golden.recorded import answer, lines
 
-VLLM, SGLANG = "vllm-0.32.0/http", "sglang-0.5.23/http"
+VLLM, SGLANG, DEEPSPEED = "vllm-0.32.0/http", "sglang-0.5.23/http", "deepspeed-0.19.8/http"
 
 
 def page(step: str) -> Look:
@@ -35,6 +36,13 @@ def test_vllm_page_under_load() -> None:
     assert busy.running and busy.waiting and busy.running + busy.waiting == 12
     assert busy.kv_used_ratio and busy.markers == idle.markers
     assert all(busy.counters[name] >= idle.counters[name] for name in idle.counters)
+
+
+def test_deepspeed_page_under_load() -> None:
+    """The page of the back end tells what runs and waits in its line; MII's own server has none."""
+    look = read_deepspeed_page(recorded(DEEPSPEED, "load", "/metrics"))
+    assert look.running == 1 and look.waiting and look.markers
+    assert recorded(DEEPSPEED, "idle", "/metrics").unknown_route
 
 
 def test_vllm_models_and_adapters() -> None:

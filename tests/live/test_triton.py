@@ -3,9 +3,12 @@
 import json
 import os
 import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -65,6 +68,23 @@ def test_queue_is_read(triton: LocalEngine, router: LocalRouter) -> None:
     until(lambda: row_of(router, triton.url)["waiting"] == 0, "the queue is empty again")
 
 
+@pytest.mark.parametrize(("path", "goes_on"), [(GENERATE, True), (STREAM, False)])
+def test_client_that_leaves(triton: LocalEngine, router: LocalRouter, path: str, goes_on: bool) -> None:
+    """The router's count is given back at once. Triton stops a stream, and goes on with a plain answer to its end."""
+    wanted = {"max_tokens": 150} if path == GENERATE else {"parameters": {"max_tokens": 150, "stream": True}}
+    body = json.dumps({"text_input": "one two", **wanted}).encode()
+    address = urlsplit(router.url)
+    with socket.create_connection((address.hostname, address.port or 0), timeout=10) as client:
+        head = f"POST {path} HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        until(lambda: row_of(router, triton.url)["in_flight"] == 1, "it is sent")
+        time.sleep(0.3)
+    until(lambda: row_of(router, triton.url)["in_flight"] == 0, "the count is given back", 2.0)
+    began_s = time.monotonic()
+    assert ask(router, GENERATE, max_tokens=1)[0] == 200  # the model answers one at a time, a word in 20 ms
+    assert (time.monotonic() - began_s > 1.5) is goes_on
+
+
 def test_no_cache_credit(triton: LocalEngine, router: LocalRouter) -> None:
     """A model that reports no cached tokens gets none predicted as certain: truth is never exact."""
     ask(router, GENERATE, max_tokens=1)
@@ -77,6 +97,7 @@ def test_model_that_died(triton: LocalEngine, router: LocalRouter) -> None:
     (child,) = [int(child) for path in tasks.glob("*/children") for child in path.read_text().split()]
     os.kill(child, signal.SIGKILL)
     status, body = ask(router, GENERATE, max_tokens=1)
-    assert status >= 400 and b"not healthy" in body
+    assert status == 400 and b"not healthy" in body
+    assert row_of(router, triton.url)["lifecycle"] == "ready"
     triton.kill()  # its own end would wait half a minute for the dead model
     until(lambda: row_of(router, triton.url)["lifecycle"] == "down", "the router sees it gone")

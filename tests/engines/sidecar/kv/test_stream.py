@@ -154,7 +154,7 @@ async def test_joining_too_late() -> None:
 
 
 async def test_batch_that_was_never_published() -> None:
-    """TensorRT-LLM drops batches whose number is used already: no replay has them."""
+    """TensorRT-LLM drops batches whose number is used already: no replay has them. From its sources, see test_wire.py."""
     with EnginePublisher() as publisher:
         async with following(publisher) as (_, diary):
             publisher.publish(0)

@@ -1,4 +1,8 @@
-"""engines.sidecar.kv.wire: every encoding in the field decodes to the same values, and nothing else does harm."""
+"""engines.sidecar.kv.wire: every encoding in the field decodes to the same values, and nothing else does harm.
+
+What real vLLM and SGLang publish is in tests/golden. TensorRT-LLM's form is made from its sources (KV cache manager V2, pull
+request 17023); none of it was run live.
+"""
 
 from typing import Any
 
@@ -171,6 +175,22 @@ def test_namespaces(fields: dict[str, Any], adapter: str | None, salt: str | Non
     """Adapter and salt come from where each engine puts them; blocks with other inputs have no keys."""
     event = decode_stored(**fields)
     assert (event.adapter, event.salt, event.keyed) == (adapter, salt, keyed)
+
+
+def test_pushed_by_tensorrt_llm() -> None:
+    """Batches are arrays of maps with the low 64 bits of hashes, always "GPU", and keys of images that may be empty."""
+    stored = {
+        "type": "BlockStored", "block_hashes": [2**63 + 1], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2,
+        "lora_id": None, "medium": "GPU", "lora_name": None, "mm_keys": None,
+    }  # fmt: skip
+    removed = {"type": "BlockRemoved", "block_hashes": [2**63 + 1], "medium": "GPU"}
+    block = (2**63 + 1) & ID_MASK
+    decoder = EventDecoder()
+    assert decode(stored, removed, decoder=decoder) == [
+        BlockStored([block], None, tokens_le([1, 2]), 2, keyed=1),
+        BlockRemoved([block], "GPU", 0),
+    ]
+    assert (decoder.unknown_events, decoder.unknown_keys) == (0, 0)
 
 
 def test_map_in_old_arrays() -> None:
