@@ -1,7 +1,8 @@
 """engines.token_routes: what each kind is asked, and how its answers are read. Wire data made from the documentation.
 
 The answers have the shapes that vLLM 0.32.0 and SGLang 0.5.23 were seen to give; TGI's are those of its source only
-(router/src/server.rs of 3.x) and were not run live. llama.cpp's routes are tried against the real server in tests/e2e/test_token_parity.py.
+(router/src/server.rs of 3.x) and were not run live. llama.cpp's routes are tried against the real server in
+tests/e2e/test_token_parity.py.
 """
 
 import json
