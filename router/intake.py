@@ -44,7 +44,7 @@ class Intake:
             self._went_down(worker)
 
     def router_load(self, load: RouterLoad) -> None:
-        self._placement.shared_load.heard(load)
+        self._placement.shared_load.heard(load, self._clock())
 
 
 class PoolIntake:

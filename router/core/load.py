@@ -23,12 +23,14 @@ class Lease:
     """One request on one worker, from its choice to its end. Only `Load` and `Placement` write it."""
 
     __slots__ = (
+        "ahead_tokens",
         "alone",
         "awaited_key",
         "awaited_life",
         "by_events",
         "by_history",
         "coldest_s",
+        "computed",
         "confirmed",
         "crowded",
         "decision",
@@ -59,6 +61,8 @@ class Lease:
         self.prefill_s: float | None = None  # how long its prefill took, where its first token tells
         self.inserted_s: float | None = None  # when its blocks entered the worker's cache model
         self.stream = True  # its first byte tells when its prefill was done
+        self.computed = False  # the worker's cache events have all of it
+        self.ahead_tokens: int | None = None  # of a whole answer: prefill ahead of it, if nothing else delays it
         self.awaited_key: int | None = None  # its last block, while the worker's cache events are to confirm it
         self.awaited_life = 0  # of the worker, when they began to be awaited
         self.by_events = UNKNOWN  # cached tokens that the events predicted; UNKNOWN: they did not, or not they alone
@@ -76,6 +80,7 @@ class Load:
         "head_since_s",
         "in_flight",
         "other_requests",
+        "other_since_s",
         "other_tokens",
         "pending",
         "pending_tokens",
@@ -92,11 +97,19 @@ class Load:
         self.head_since_s = 0.0
         self.other_requests = 0  # of other routers, before their end
         self.other_tokens = 0  # their uncached tokens, before their first token
+        self.other_since_s = NEVER_S  # when one of these cannot have been begun before
         self.arrivals = 0.0
         self.busy_s = 0.0
         self.report_until_s = NEVER_S
         self.reported_waiting = UNKNOWN
         self.reported_waiting_tokens = UNKNOWN
+
+    def hear_others(self, requests: int, tokens: int, now_s: float) -> None:
+        """Adds to what other routers have there, or takes off; fewer tokens: one of their prefills is over."""
+        self.other_requests += requests
+        if tokens < 0 or not self.other_tokens:
+            self.other_since_s = now_s
+        self.other_tokens += tokens
 
     def take(self, lease: Lease) -> None:
         self.in_flight += 1
@@ -115,12 +128,23 @@ class Load:
         self.head_since_s = now_s  # the next one cannot have been prefilled before
         return took_s
 
+    def computed(self, lease: Lease) -> None:
+        """The worker has stored the whole prompt. Where the answer streams, its first token will tell that too, and when."""
+        if lease.stream or lease not in self.pending:
+            return
+        if lease is self.head:
+            lease.computed = True
+        else:
+            self._leave(lease)
+
     def advance(self, now_s: float, s_per_token: float) -> None:
-        """Requests at the head whose answers do not stream leave when their prefill should be done."""
+        """Requests at the head whose answers do not stream leave when their prefill is known to be done, or should be."""
         while (head := self.head) is not None and not head.stream:
             done_s = self.head_since_s + head.uncached_tokens * s_per_token
             if done_s > now_s:
-                return
+                if not head.computed:
+                    return
+                done_s = now_s
             self._leave(head)
             self.head_since_s = done_s if self.head is None else max(done_s, self.head.sent_s)
 
@@ -158,6 +182,13 @@ class Load:
         own = len(self.pending)
         return max(own, self.reported_waiting) if now_s <= self.report_until_s else own
 
+    def is_prompt(self, now_s: float, alone: bool) -> bool:
+        """Whether a request that is slow waits for work, not for its turn: none waits, says a fresh report, or without one,
+        it is `alone`."""
+        if now_s <= self.report_until_s and self.reported_waiting != UNKNOWN:
+            return self.reported_waiting == 0
+        return alone
+
     def unexplained_tokens(self, now_s: float, mean_uncached_tokens: float) -> float:
         """Uncached tokens waiting there that no router is known to have sent."""
         if now_s > self.report_until_s:
@@ -168,12 +199,22 @@ class Load:
             tokens = (self.reported_waiting - len(self.pending)) * mean_uncached_tokens - float(self.other_tokens)
         return tokens if tokens > 0.0 else 0.0
 
+    def other_backlog_s(self, now_s: float, s_per_token: float) -> float:
+        """Prefill that other routers have there. It goes on while none of this router's does: whole answers are told of
+        only when they end."""
+        backlog_s = float(self.other_tokens) * s_per_token
+        if self.head is None:
+            since_s = self.other_since_s if self.other_since_s > self.head_since_s else self.head_since_s
+            backlog_s -= now_s - since_s
+        return backlog_s if backlog_s > 0.0 else 0.0
+
     def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:
         """Uncached tokens ahead of a request that arrives now."""
         own = float(self.pending_tokens)
         if self.head is not None:
             own -= min(float(self.head.uncached_tokens), max(0.0, (now_s - self.head_since_s) / s_per_token))
-        return own + float(self.other_tokens) + self.unexplained_tokens(now_s, mean_uncached_tokens)
+        others = self.other_backlog_s(now_s, s_per_token) / s_per_token
+        return own + others + self.unexplained_tokens(now_s, mean_uncached_tokens)
 
     def _leave(self, lease: Lease) -> None:
         del self.pending[lease]

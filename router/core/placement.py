@@ -163,8 +163,7 @@ class Placement:
         decision.actual_cached_tokens = cached_tokens
         self._count(decision.predicted_cached_tokens, prompt_tokens, cached_tokens, completion_tokens, usage is not None)
         if lease.life == lease.worker.life:
-            uncached = lease.uncached_tokens if cached_tokens is None else prompt_tokens - cached_tokens
-            self._time(lease, uncached, completion_tokens, now_s)
+            self._time(lease, None if cached_tokens is None else prompt_tokens - cached_tokens, completion_tokens, now_s)
         if cached_tokens is not None:
             self._calibration.compare(lease, cached_tokens, told_tokens)
             self.cache_truth.compare(lease, cached_tokens, told_tokens, self._now_s)
@@ -235,8 +234,7 @@ class Placement:
 
     def backlog_s(self, worker: Worker, now_s: float) -> float:
         """Prefill ahead of a request that would be sent to the worker now."""
-        s_per_token = self.speed.s_per_token * worker.speed.factor
-        return worker.load.backlog_tokens(now_s, s_per_token, self.load.mean_uncached_tokens()) * s_per_token
+        return self._tokens_ahead(worker, now_s) * self.speed.s_per_token * worker.speed.factor
 
     # The fleet's changes (FleetWatcher).
 
@@ -376,6 +374,8 @@ class Placement:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
         lease.stream = stream
+        if not stream and load.is_prompt(now_s, lease.alone):
+            lease.ahead_tokens = int(self._tokens_ahead(worker, now_s))
         if self._slots.any:
             self._slots.sent(lease)
         load.take(lease)
@@ -416,12 +416,28 @@ class Placement:
         lease.decision.duration_s = now_s - lease.sent_s
         return True
 
-    def _time(self, lease: Lease, uncached_tokens: int, completion_tokens: int | None, now_s: float) -> None:
-        """Learns the worker's speed from the first token or, where the answer came in one piece, from all of it."""
+    def _tokens_ahead(self, worker: Worker, now_s: float) -> float:
+        s_per_token = self.speed.s_per_token * worker.speed.factor
+        return worker.load.backlog_tokens(now_s, s_per_token, self.load.mean_uncached_tokens())
+
+    def _time(self, lease: Lease, uncached_tokens: int | None, completion_tokens: int | None, now_s: float) -> None:
+        """Learns the worker's speed from the first token or, where the answer came in one piece, from all of it.
+
+        `uncached_tokens`: as the engine told, None if it did not.
+        """
+        worker = lease.worker
+        uncached = lease.uncached_tokens if uncached_tokens is None else uncached_tokens
         if lease.prefill_s is not None:
-            self.speed.observe(lease.worker.speed, uncached_tokens, lease.prefill_s)
-        elif completion_tokens and lease.alone and not lease.stream:
-            self.speed.observe_whole(lease.worker.speed, uncached_tokens, completion_tokens, now_s - lease.sent_s)
+            self.speed.observe(worker.speed, uncached, lease.prefill_s)
+        elif completion_tokens and not lease.stream:
+            took_s, ahead_tokens = now_s - lease.sent_s, lease.ahead_tokens
+            is_known = (
+                ahead_tokens is not None
+                and worker.load.is_prompt(now_s, lease.alone)
+                and self.speed.observe_whole(worker.speed, ahead_tokens + uncached, completion_tokens, took_s)
+            )
+            if not is_known and uncached_tokens is not None:
+                self.speed.observe_most(worker.speed, uncached_tokens, took_s)
 
     def _count(
         self, predicted_tokens: int, prompt_tokens: int, cached_tokens: int | None, completion_tokens: int | None, told: bool

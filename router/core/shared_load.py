@@ -20,29 +20,28 @@ class SharedLoad:
         self._load = load
         self._others: dict[str, dict[WorkerId, Told]] = {}  # what each told last, of workers of this fleet
 
-    def heard(self, message: RouterLoad) -> None:
+    def heard(self, message: RouterLoad, now_s: float) -> None:
         """Takes in what another router tells. An empty full message: it has nothing in flight, or is gone."""
         told = self._others.setdefault(message.router, {})
         if message.full:
             for worker_id in [name for name in told if name not in message.workers]:
-                self._count(told, worker_id, 0, 0)
+                self._count(told, worker_id, 0, 0, now_s)
         for worker_id, (requests, tokens) in message.workers.items():
-            self._count(told, worker_id, min(max(requests, 0), MAX_TOLD), min(max(tokens, 0), MAX_TOLD))
+            self._count(told, worker_id, min(max(requests, 0), MAX_TOLD), min(max(tokens, 0), MAX_TOLD), now_s)
         if message.full and not told:
             del self._others[message.router]
         self._load.other_routers = len(self._others)
 
-    def _count(self, told: dict[WorkerId, Told], worker_id: WorkerId, requests: int, tokens: int) -> None:
+    def _count(self, told: dict[WorkerId, Told], worker_id: WorkerId, requests: int, tokens: int, now_s: float) -> None:
         """Sets one router's totals on one worker, in place of those before; a worker that came back has a load of its own."""
-        before = told.pop(worker_id, None)
-        if before is not None:
-            load, old_requests, old_tokens = before
-            load.other_requests -= old_requests
-            load.other_tokens -= old_tokens
-            self._load.other_requests -= old_requests
+        load, old_requests, old_tokens = told.pop(worker_id, (None, 0, 0))
         worker = self._fleet.get(worker_id)
-        if worker is not None and (requests or tokens):
-            worker.load.other_requests += requests
-            worker.load.other_tokens += tokens
-            self._load.other_requests += requests
-            told[worker_id] = (worker.load, requests, tokens)
+        if load is not None and (worker is None or load is not worker.load):
+            load.hear_others(-old_requests, -old_tokens, now_s)
+            self._load.other_requests -= old_requests
+            old_requests = old_tokens = 0
+        if worker is not None and (requests or tokens or load is worker.load):
+            worker.load.hear_others(requests - old_requests, tokens - old_tokens, now_s)
+            self._load.other_requests += requests - old_requests
+            if requests or tokens:
+                told[worker_id] = (worker.load, requests, tokens)

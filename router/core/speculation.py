@@ -45,6 +45,7 @@ class Speculation:
             for key in keys:
                 lease = awaited.get(key)
                 if lease is not None:
+                    lease.worker.load.computed(lease)
                     self._drop(lease)
 
     def forget(self, slot: int) -> None:

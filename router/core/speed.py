@@ -11,6 +11,7 @@ PRIOR_S: Final = 4.0  # observed seconds that weigh as much as the assumption th
 SURPRISE: Final = 8.0  # an observation counts as at most so many times what was expected: one stall must not shun a worker
 MIN_WHOLE: Final = 8.0  # observations of whole answers before any is believed
 MIN_SPREAD: Final = 1e-4  # of the squares: less variation than this tells prefill from decoding no better than noise does
+MIN_VARIANCE: Final = 1e-2  # of the square, of prefill lengths while answer lengths hardly vary
 PRIOR_POINT_S: Final = 0.25  # the assumed line enters the fit as two observations: nothing in no time, and this long
 
 
@@ -37,18 +38,22 @@ class WorkerSpeed:
 
 
 class WholeTimes:
-    """Times of answers that came in one piece: time = c0 + uncached · prefill + completion · decode, two slopes fitted."""
+    """Times of answers in one piece: time = c0 + prefill tokens · prefill + completion tokens · decode, two slopes fitted."""
 
     __slots__ = ("_n", "_t", "_x", "_xt", "_xx", "_xy", "_y", "_yt", "_yy")
 
     def __init__(self) -> None:
         self._n = 0.0
-        # Sums of x uncached tokens, y completion tokens, t time and their products.
+        # Sums of x prefill tokens, y completion tokens, t time and their products.
         self._x = self._y = self._t = self._xx = self._yy = self._xy = self._xt = self._yt = 0.0
 
-    def prefill_s(self, uncached_tokens: int, completion_tokens: int, seconds: float) -> float | None:
-        """The part of this time that was not decoding; None while the two cannot be told apart."""
-        x, y, t = float(uncached_tokens), float(completion_tokens), seconds
+    def prefill_s(self, prefill_tokens: int, completion_tokens: int, seconds: float) -> float | None:
+        """The prefill that these lengths say, times how much longer than they say the whole took; None before they can say it.
+
+        Not the rest after decoding: of many small prefills and long answers that would be noise. Where all answers are of
+        one length, decoding is part of what does not depend on the prompt.
+        """
+        x, y, t = float(prefill_tokens), float(completion_tokens), seconds
         self._n = n = self._n * FADE + 1.0
         self._x = self._x * FADE + x
         self._y = self._y * FADE + y
@@ -62,11 +67,18 @@ class WholeTimes:
             return None
         sx, sy, st, sxx, syy = self._x / n, self._y / n, self._t / n, self._xx / n, self._yy / n
         vx, vy, cxy = sxx - sx * sx, syy - sy * sy, self._xy / n - sx * sy
+        cxt, cyt = self._xt / n - sx * st, self._yt / n - sy * st
+        prefill_s_per_token = decode_s_per_token = 0.0
         spread = vx * vy - cxy * cxy
-        if spread <= MIN_SPREAD * sxx * syy:
+        if spread > MIN_SPREAD * sxx * syy:
+            prefill_s_per_token = (cxt * vy - cyt * cxy) / spread
+            decode_s_per_token = (cyt * vx - cxt * cxy) / spread
+        elif vy <= MIN_SPREAD * syy and vx > MIN_VARIANCE * sxx:
+            prefill_s_per_token = cxt / vx
+        fitted_s = st + prefill_s_per_token * (x - sx) + decode_s_per_token * (y - sy)
+        if prefill_s_per_token <= 0.0 or fitted_s <= 0.0:
             return None
-        decode_s = ((self._yt / n - sy * st) * vx - (self._xt / n - sx * st) * cxy) / spread
-        return seconds - decode_s * y if decode_s > 0.0 else seconds
+        return prefill_s_per_token * x * seconds / fitted_s
 
 
 class FleetSpeed:
@@ -135,8 +147,18 @@ class FleetSpeed:
         self.s_per_token = slope
         self.c0_s = (y - slope * x) / n
 
-    def observe_whole(self, worker: WorkerSpeed, uncached_tokens: int, completion_tokens: int, seconds: float) -> None:
-        """A whole answer, prefill and decoding, with nothing ahead of it, took this long."""
-        prefill_s = self.whole.prefill_s(uncached_tokens, completion_tokens, seconds)
-        if prefill_s is not None:
-            self.observe(worker, uncached_tokens, prefill_s)
+    def observe_whole(self, worker: WorkerSpeed, prefill_tokens: int, completion_tokens: int, seconds: float) -> bool:
+        """A whole answer took this long, with so many tokens to prefill: its own, and those ahead of them.
+
+        False: what part of the time prefill took cannot be told yet.
+        """
+        prefill_s = self.whole.prefill_s(prefill_tokens, completion_tokens, seconds)
+        if prefill_s is None:
+            return False
+        self.observe(worker, prefill_tokens, prefill_s)
+        return True
+
+    def observe_most(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
+        """Prefill of so many tokens took this long at most: a whole answer did. Teaches only who thought it slower."""
+        if seconds < (self.c0_s + float(uncached_tokens) * self.s_per_token) * worker.factor:
+            self.observe(worker, uncached_tokens, seconds)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
+from router.core.cost import WORK_PRICE, Steer, held_blocks, mean_rates, note_matches, price
 from router.core.fleet import Worker
 from router.core.load import FleetLoad, Lease
 from router.core.speed import FleetSpeed
@@ -113,7 +113,7 @@ def test_cost_is_the_steer_rule(
     [row] = price([worker], tokens, load, FleetSpeed(1000.0), peers, 1.0, Steer(ROUTING), 0.0)
     x, u = tokens / 1000, queued / 1000
     q = 2.0 * (own_rate + mean_rate) / 2 / (1 - min((own_use + mean_use) / 2, 0.9))
-    cost_s = (u + x) + q * x * (u + x / 2)
+    cost_s = (u + WORK_PRICE * x) + q * x * (u + x / 2)
     assert (row.prefill_s, row.backlog_s, row.price, row.cost_s) == pytest.approx((x, u, q, cost_s))
     assert (row.worker, row.in_flight, row.truth, row.bid_s) == (worker.id, 1, Truth.MODELLED, row.cost_s)
 
@@ -146,3 +146,16 @@ def test_the_load_of_other_routers_counts() -> None:
     assert (alone.in_flight, row.in_flight) == (1, 4)
     assert row.backlog_s == pytest.approx(alone.backlog_s + 0.5)
     assert row.price == pytest.approx(2 * alone.price, rel=0.05)
+
+
+def test_prefill_of_other_routers_goes_on() -> None:
+    """They tell of a whole answer only when it ends; until then its prefill is taken to run, when this router's does not."""
+    worker = worker_with()
+    s_per_token = 1 / 1000
+    worker.load.hear_others(1, 500, 10.0)
+    worker.load.hear_others(1, 300, 10.2)
+    assert [worker.load.other_backlog_s(now_s, s_per_token) for now_s in (10.2, 10.5, 99.0)] == pytest.approx([0.6, 0.3, 0.0])
+    worker.load.hear_others(-1, -500, 10.6)
+    assert worker.load.other_backlog_s(10.7, s_per_token) == pytest.approx(0.2)
+    worker.load.take(request(worker, 1000, 10.7))
+    assert worker.load.other_backlog_s(11.0, s_per_token) == pytest.approx(0.3), "an engine prefills one after the other"

@@ -179,3 +179,19 @@ def test_rebasing_changes_no_rate() -> None:
     assert load.busy_s == pytest.approx(2.0)
     assert fleet.mean_uncached_tokens() == pytest.approx(200.0)
     assert math.isfinite(fleet.weight(now_s * 1000))
+
+
+def test_what_was_computed_is_ahead_of_nobody() -> None:
+    """A whole answer's prefill is over when the worker has stored the prompt; a streamed one's, when its first token comes."""
+    load = Load()
+    first, second, stream = lease_of(1000, 0.0, False), lease_of(500, 0.0, False), lease_of(50, 0.1)
+    for lease in (first, second, stream):
+        load.take(lease)
+    load.computed(second)
+    load.computed(stream)
+    assert load.pending_tokens == 1050 and load.head is first
+    load.computed(first)
+    load.advance(0.2, S_PER_TOKEN)
+    assert (load.pending_tokens, load.head, load.head_since_s) == (50, stream, 0.2)
+    load.computed(first)
+    assert load.pending_tokens == 50

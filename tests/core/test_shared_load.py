@@ -26,7 +26,7 @@ class Listener:
 
     def hear(self, full: bool = False, router: str = "r2", **workers: tuple[int, int]) -> None:
         names = {"a": A, "b": B, "x": WorkerId("x:1")}
-        self.shared.heard(RouterLoad(router, 1, full, {names[name]: told for name, told in workers.items()}))
+        self.shared.heard(RouterLoad(router, 1, full, {names[name]: told for name, told in workers.items()}), self.world.now_s)
 
     def counted(self) -> Any:
         loads = [worker.load for worker in self.fleet.workers]
@@ -131,7 +131,7 @@ def test_choices_spread_over_what_other_routers_send() -> None:
         assert here.world.choose(prompt([number, 1])).worker.id == B
     for policy in ("least-queue", "ring"):
         world = World(fleet=ready_fleet(2), policy=policy)
-        world.placement.shared_load.heard(RouterLoad("r2", 1, True, {A: (9, 0)}))
+        world.placement.shared_load.heard(RouterLoad("r2", 1, True, {A: (9, 0)}), world.now_s)
         assert {world.choose(prompt([number, 2])).worker.id for number in range(6)} == {B}
 
 
@@ -152,7 +152,7 @@ def test_counts_return_to_zero(told: list[tuple[str, int, bool, dict[WorkerId, t
     """Whatever is told in whatever order, with workers that come and go: in the end nothing is left over."""
     here = Listener()
     for router, event, full, workers in told:
-        here.shared.heard(RouterLoad(router, 1, full, workers))
+        here.shared.heard(RouterLoad(router, 1, full, workers), 0.0)
         if event == 7:
             here.fleet.remove(A)
         elif event == 8 and here.fleet.get(A) is None:

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from router.core.speed import MIN_WHOLE, SURPRISE, FleetSpeed, WorkerSpeed
+from router.core.speed import SURPRISE, FleetSpeed, WorkerSpeed
 
 
 def test_nothing_observed_is_the_prior() -> None:
@@ -99,13 +99,25 @@ def test_whole_answers_teach_the_prefill_speed_too(true_tokens_per_s: float) -> 
     assert 1 / speed.s_per_token == pytest.approx(true_tokens_per_s, rel=0.5 if true_tokens_per_s > 5000 else 0.1)
 
 
-def test_whole_answers_of_one_length_teach_nothing() -> None:
-    """The two parts of the time cannot be told apart without any variation, nor from a few answers."""
+def test_whole_answers_of_one_length_teach_by_their_prompts() -> None:
+    """Decoding then is part of what every answer takes; but nothing is told from few answers, or where neither length varies,
+    or where both vary together."""
+    rng = random.Random(4)
     speed, worker = FleetSpeed(2500.0), WorkerSpeed()
-    for _ in range(50):
-        speed.observe_whole(worker, 1000, 100, 9.0)
+    for _ in range(200):
+        tokens = rng.randrange(20, 4000)
+        speed.observe_whole(worker, tokens, 100, (3.0 + tokens / 600) * rng.uniform(0.95, 1.05))
+    assert 1 / speed.s_per_token == pytest.approx(600, rel=0.15)
+    for lengths in ([(1000, 100)] * 50, [(100 * (i % 3), 10 * (i % 3)) for i in range(50)], [(100, 1), (200, 2), (50, 9)] * 2):
+        speed = FleetSpeed(2500.0)
+        assert not any([speed.observe_whole(worker, tokens, answer, 9.0) for tokens, answer in lengths])
+        assert speed.observations == 0
+
+
+def test_an_upper_bound_never_slows_down() -> None:
+    """That prefill took at most so long teaches only who thought that it takes longer."""
+    speed, worker = FleetSpeed(1000.0), WorkerSpeed()
+    speed.observe_most(worker, 1000, 1.5)
     assert speed.observations == 0
-    speed = FleetSpeed(2500.0)
-    for i in range(int(MIN_WHOLE) - 1):
-        speed.observe_whole(worker, 100 * (i % 3), 10 * (i % 4), 9.0)
-    assert speed.observations == 0
+    speed.observe_most(worker, 1000, 0.5)
+    assert speed.observations == 1 and 1 / speed.s_per_token > 1200

@@ -131,7 +131,7 @@ async def test_each_group_is_computed_once(pair: list[EventEngine], two_routers:
     """
     for vllm in pair:
         forget(vllm)
-    asks = prefix_groups("tiny", stream=True)
+    asks = prefix_groups("tiny")
     answers = await play(two_routers, asks, clients=4)
     assert not problems(answers)
     prompts = [
