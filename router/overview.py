@@ -82,6 +82,7 @@ class Overview:
         yield Bound("index_bytes", self.index().bytes, settings.cache.index_bytes)
         yield Bound("decision_log_size", plane.placement.decisions_kept, settings.routing.decision_log_size)
         yield Bound("max_sessions", plane.placement.sessions_kept, settings.routing.max_sessions)
+        yield Bound("max_heard_marks", len(plane.placement.elsewhere), settings.cache.max_heard_marks)
         yield Bound("memo_bytes", plane.keyer.memo.used_bytes, settings.tokens.memo_bytes)
         yield Bound("max_pending_tails", plane.keyer.bounds.tails, settings.tokens.max_pending_tails)
         yield Bound("max_token_asks", plane.keyer.asking.in_flight, settings.tokens.max_token_asks)
@@ -115,6 +116,8 @@ class Overview:
                 "heard_loads": loads.heard,
                 "lost_loads": loads.gaps,
                 "refused_loads": loads.refused,
+                "told_marks": loads.told_marks,
+                "dropped_marks": loads.dropped_marks + self._plane.placement.elsewhere.dropped,
             },
             errors=dict(pool.health.errors),
         )

@@ -173,6 +173,8 @@ SHARED_COUNTERS = {  # name without warmline_state_ and _total → help
     "heard_loads": "Messages of other routers' load",
     "lost_loads": "Messages of other routers' load that did not arrive",
     "refused_loads": "Messages of more routers than are listened to",
+    "told_marks": "Marks of prompts just sent, told to other routers",
+    "dropped_marks": "Marks of prompts that found no room, here or on the way to others",
 }
 
 

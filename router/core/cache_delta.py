@@ -10,6 +10,7 @@ Rules that the sender keeps and the receiver checks:
 from array import array
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from router.core.types import WorkerId
 
@@ -67,14 +68,24 @@ class CacheSnapshot:
     runs: tuple[Stored, ...]
 
 
+class Mark(NamedTuple):
+    """A prompt that was sent to the worker begins with so many blocks, the last of which has this key."""
+
+    worker: WorkerId
+    blocks: int
+    key: int
+
+
 @dataclass(frozen=True, slots=True)
 class RouterLoad:
     """What one router has in flight: per worker (requests before their end, uncached tokens before their first token).
 
     `full`: everything, in place of what was said before; else only the workers that changed, with their new totals.
+    `marks`: of the prompts sent since the message before.
     """
 
     router: str
     seq: int
     full: bool
     workers: dict[WorkerId, tuple[int, int]]
+    marks: tuple[Mark, ...] = ()

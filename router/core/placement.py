@@ -8,10 +8,12 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from router.core.cache_truth import CacheTruth
+from router.core.cache_delta import Mark
+from router.core.cache_truth import CacheTruth, united, without
 from router.core.calibration import Calibration
 from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
+from router.core.elsewhere import SentElsewhere, marks_of
 from router.core.fleet import Fleet, Worker
 from router.core.load import UNKNOWN, FleetLoad, Lease
 from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
@@ -39,6 +41,9 @@ class LoadBoard(Protocol):
 
     def touch(self, worker: WorkerId) -> None:
         """The worker's load changed. Called with every request, so it only makes a note."""
+
+    def mark(self, marks: list[Mark]) -> None:
+        """A prompt was sent, and what it begins with may be new to others."""
 
 
 class Placement:
@@ -68,7 +73,8 @@ class Placement:
         self._pool_last: Pool | None = None
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
-        self.shared_load = SharedLoad(fleet, self.load)
+        self.elsewhere = SentElsewhere(fleet, cache.speculative_s, cache.max_heard_marks)
+        self.shared_load = SharedLoad(fleet, self.load, self.elsewhere)
         self._board: LoadBoard | None = None
         fleet.watch(self)
 
@@ -102,6 +108,9 @@ class Placement:
         levels = index.levels(walk)
         if truth.special:
             levels = truth.levels(levels, prompt)
+        own_levels = levels
+        if len(self.elsewhere):
+            levels = united(levels, without(self.elsewhere.levels(keys, now_s), truth.blind))
         ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
         loaded = self._fleet.adapters.get(model) if model is not None and self._fleet.adapters else None
         if loaded is None or (blocks and self._policy_name == "warm"):
@@ -119,9 +128,11 @@ class Placement:
         elif len(pool.workers) == 1:
             reason = "only_candidate"
         decision = self._decide(request_id, model, prompt, q, q.priced[place], reason, session, tried, wall_s)
-        return self._send(
-            decision, q.candidates[place], q.priced[place].prefill_s, walk, prompt, session, weight, now_s, stream
-        )  # fmt: skip
+        worker = q.candidates[place]
+        lease = self._send(decision, worker, q.priced[place].prefill_s, walk, prompt, session, weight, now_s, stream)
+        if levels is not own_levels and held_blocks(worker, own_levels, 0) < worker.matched_blocks:
+            lease.confirmed = False
+        return lease
 
     def first_token(self, lease: Lease, now_s: float) -> None:
         """The answer's first byte; of a streamed one it tells that the prefill is done. Later calls change nothing."""
@@ -136,13 +147,14 @@ class Placement:
 
     def extend(self, lease: Lease, prompt: PromptKeys) -> None:
         """The whole chain of a prompt that was chosen for with a leading part of it; its end may have come already."""
-        lease.prompt = prompt
+        before, lease.prompt = lease.prompt, prompt
         decision = lease.decision
         decision.prompt_tokens = prompt.prompt_tokens
         uncached = max(1, prompt.prompt_tokens - decision.predicted_cached_tokens)
         lease.worker.load.reprice(lease, uncached)
         if self._board is not None:
             self._board.touch(lease.worker.id)
+            self._mark(self._board, lease, len(before.keys))
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -249,6 +261,7 @@ class Placement:
         self._ring.remove(worker.slot)
         self.speed.workers.remove(worker.speed)
         self.cache_truth.left(worker)
+        self.elsewhere.forget(worker)
         self._calibration.left(worker)
         self._slots.left(worker)
         self._stats.forget_worker(worker.id)
@@ -256,6 +269,7 @@ class Placement:
     def restarted(self, worker: Worker) -> None:
         self._calibration.restarted(worker)
         self.cache_truth.restarted(worker)
+        self.elsewhere.forget(worker)
         self._slots.restarted(worker)
 
     def reloaded(self, worker: Worker) -> None:
@@ -387,9 +401,16 @@ class Placement:
         fleet_load.in_flight += 1
         if self._board is not None:
             self._board.touch(worker.id)
+            self._mark(self._board, lease, lease.matched_blocks)
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
+
+    def _mark(self, board: LoadBoard, lease: Lease, known_blocks: int) -> None:
+        """Others may send the next prompt that begins alike before any event tells of this one."""
+        worker = lease.worker
+        if worker.truth is not NO_CACHE:
+            board.mark(marks_of(worker.id, lease.prompt.keys, known_blocks))
 
     def _insert(self, lease: Lease, walk: Walk | None) -> None:
         """The worker's model holds the whole prompt now, though the engine still has to compute it."""

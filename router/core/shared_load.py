@@ -3,6 +3,7 @@
 from typing import Final
 
 from router.core.cache_delta import RouterLoad
+from router.core.elsewhere import SentElsewhere
 from router.core.fleet import Fleet
 from router.core.load import FleetLoad, Load
 from router.core.types import WorkerId
@@ -15,8 +16,9 @@ Told = tuple[Load, int, int]  # requests and tokens of one other router that are
 class SharedLoad:
     """Which routers are heard, in what order and for how long is for the caller to say."""
 
-    def __init__(self, fleet: Fleet, load: FleetLoad) -> None:
+    def __init__(self, fleet: Fleet, load: FleetLoad, sent: SentElsewhere) -> None:
         self._fleet = fleet
+        self._sent = sent
         self._load = load
         self._others: dict[str, dict[WorkerId, Told]] = {}  # what each told last, of workers of this fleet
 
@@ -31,6 +33,8 @@ class SharedLoad:
         if message.full and not told:
             del self._others[message.router]
         self._load.other_routers = len(self._others)
+        if message.marks:
+            self._sent.heard(message.marks, now_s)
 
     def _count(self, told: dict[WorkerId, Told], worker_id: WorkerId, requests: int, tokens: int, now_s: float) -> None:
         """Sets one router's totals on one worker, in place of those before; a worker that came back has a load of its own."""

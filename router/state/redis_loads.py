@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from router.core.cache_delta import RouterLoad
+from router.core.cache_delta import Mark, RouterLoad
 from router.core.types import WorkerId
 from router.settings import StateSettings
 from router.state.contract import StateListener
@@ -30,6 +31,7 @@ EXPIRE_S: Final = 0.1  # between two looks for routers that are gone
 RETRY_S: Final = 0.2
 NOTHING: Final = (0, 0)
 MAX_ROUTERS: Final = 256
+MAX_MARKS: Final = 4096  # in one message; of those told too seldom for that the newest
 NEAR_ROUTERS: Final = 4  # up to which each tells every change at once; more wait longer, so that hearing stays cheap
 
 
@@ -62,6 +64,7 @@ class RedisLoads:
         self._touched: set[WorkerId] = set()
         self._changed = asyncio.Event()
         self._changed_s = float("-inf")
+        self._marks: deque[Mark] = deque(maxlen=MAX_MARKS)
         self._told: dict[WorkerId, tuple[int, int]] = {}  # what is not nothing
         self._seq = 0
         self._peers: dict[str, Peer] = {}
@@ -70,12 +73,19 @@ class RedisLoads:
         self.gaps = 0  # messages of others that did not arrive
         self.bad_messages = 0
         self.surprises = 0
+        self.told_marks = 0
+        self.dropped_marks = 0  # for want of room in a message
         self.refused = 0  # loads of more routers than there may be
 
     def touch(self, worker: WorkerId) -> None:
         self._touched.add(worker)
         if not self._changed.is_set():
             self._changed.set()
+
+    def mark(self, marks: list[Mark]) -> None:
+        """Are told with the load; the caller touches the worker too."""
+        self.dropped_marks += max(0, len(self._marks) + len(marks) - MAX_MARKS)
+        self._marks += marks
 
     def changed_within(self, seconds: float) -> bool:
         """Whether this router's load changed lately, on any worker."""
@@ -135,10 +145,13 @@ class RedisLoads:
                 del self._told[worker]
             else:
                 self._told[worker] = counts
-        if not is_full and not news:
+        marks = tuple(self._marks)
+        if not is_full and not news and not marks:
             return None
+        self._marks.clear()
+        self.told_marks += len(marks)
         self._seq += 1
-        return RouterLoad(self._router, self._seq, is_full, dict(self._told) if is_full else news)
+        return RouterLoad(self._router, self._seq, is_full, dict(self._told) if is_full else news, marks)
 
     async def _tell(self, load: RouterLoad) -> bool:
         answers = await self._telling.execute({0: [("PUBLISH", self._channel, encode_load(load))]})

@@ -3,7 +3,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.core.cache_delta import RouterLoad
+from router.core.cache_delta import Mark, RouterLoad
 from router.core.fleet import Fleet
 from router.core.shared_load import MAX_TOLD
 from router.core.types import WorkerId
@@ -38,9 +38,13 @@ class Board:
 
     def __init__(self) -> None:
         self.touched: list[WorkerId] = []
+        self.marks: list[Mark] = []
 
     def touch(self, worker: WorkerId) -> None:
         self.touched.append(worker)
+
+    def mark(self, marks: list[Mark]) -> None:
+        self.marks += marks
 
 
 def test_totals_of_other_routers_are_added_up() -> None:

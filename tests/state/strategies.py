@@ -4,7 +4,7 @@ from array import array
 
 from hypothesis import strategies as st
 
-from router.core.cache_delta import CacheChange, CacheDelta, CacheSnapshot, Cleared, Removed, RouterLoad, Stored, Tier
+from router.core.cache_delta import CacheChange, CacheDelta, CacheSnapshot, Cleared, Mark, Removed, RouterLoad, Stored, Tier
 from router.core.types import Lifecycle, Truth, WorkerId, WorkerReport
 from router.state.report_codec import MAX_COUNT, PostedReport
 
@@ -39,7 +39,8 @@ def snapshots() -> st.SearchStrategy[CacheSnapshot]:
 
 def loads() -> st.SearchStrategy[RouterLoad]:
     counts = st.tuples(st.integers(0, MAX_COUNT), st.integers(0, MAX_COUNT))
-    return st.builds(RouterLoad, TEXT, SEQ, st.booleans(), st.dictionaries(NAME, counts, max_size=5))
+    marks = st.lists(st.builds(Mark, NAME, st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)), max_size=5).map(tuple)
+    return st.builds(RouterLoad, TEXT, SEQ, st.booleans(), st.dictionaries(NAME, counts, max_size=5), marks)
 
 
 def reports() -> st.SearchStrategy[WorkerReport]:

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from loadtest.redis_server import RedisServer
-from router.core.cache_delta import RouterLoad
+from router.core.cache_delta import Mark, RouterLoad
 from router.core.types import WorkerId
 from router.state import redis_loads
 from router.state.load_codec import encode_load
@@ -61,6 +61,26 @@ async def test_touches_of_a_moment_are_one_message(redis: RedisServer, monkeypat
         one.loads.touch(A)
         await asyncio.sleep(0.2)
         assert one.loads.told == 2
+
+
+async def test_marks_are_told_once(redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the load that moved, or alone where it did not; of more than a message has room for, the newest."""
+    monkeypatch.setattr(redis_loads, "MAX_MARKS", 3)
+    settings = state_of(redis)
+    one, two = RouterProcess(settings, "1"), RouterProcess(settings, "2")
+    marks = [Mark(A, depth, 1000 + depth) for depth in range(1, 6)]
+    async with running(one, two):
+        await eventually(lambda: two.loads.routers == 1, 3.0)
+        one.loads.mark(marks[:2])
+        one.put_load("a", 1, 10)
+        one.loads.mark(marks[2:])
+        await eventually(lambda: any(load.marks for load in two.picture.loads), 1.0)
+        one.loads.mark(marks[:1])
+        one.loads.touch(A)
+        await eventually(lambda: one.loads.told_marks == 4, 1.0)
+        await eventually(lambda: two.loads.heard == one.loads.told, 1.0)
+    assert [load.marks for load in two.picture.loads if load.marks] == [tuple(marks[2:]), tuple(marks[:1])]
+    assert one.loads.dropped_marks == 2
 
 
 async def test_a_router_that_is_gone_has_nothing_in_flight(redis: RedisServer) -> None:

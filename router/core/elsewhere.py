@@ -1,0 +1,78 @@
+"""Prefixes that other routers of the pool sent to workers a moment ago: held there, though nobody's events tell it yet.
+
+Without them each router places a new prefix by itself until the worker has computed it and its events have come round. A
+prompt is told by some of its block keys, its marks: two of every doubling of its length, so that what two prompts share is
+known to within a third.
+"""
+
+from array import array
+from typing import Final
+
+from router.core.cache_delta import Mark
+from router.core.fleet import Fleet, Worker
+from router.core.prefix_node import Level
+from router.core.types import Truth, WorkerId
+
+DEPTHS: Final = tuple(sorted({1 << power for power in range(21)} | {3 << power for power in range(20)}))  # in blocks
+NO_CACHE: Final = Truth.NONE
+
+
+def marks_of(worker: WorkerId, keys: "array[int]", known_blocks: int) -> list[Mark]:
+    """Of a prompt sent to the worker, those behind the blocks that are known to be there."""
+    blocks = len(keys)
+    return [Mark(worker, depth, keys[depth - 1]) for depth in DEPTHS if known_blocks < depth <= blocks]
+
+
+class SentElsewhere:
+    """At most `max_marks`, each for `keep_s`."""
+
+    def __init__(self, fleet: Fleet, keep_s: float, max_marks: int) -> None:
+        self._fleet = fleet
+        self._keep_s = keep_s
+        self._max_marks = max_marks
+        self._marks: dict[int, tuple[int, float]] = {}  # key → mask of slots, until when; in order of that time
+        self.dropped = 0  # marks that found no room for as long as they count
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def heard(self, marks: "tuple[Mark, ...]", now_s: float) -> None:
+        """Another router sent prompts. Workers that are not known here are left out, and those that keep no cache."""
+        self.expire(now_s)
+        kept = self._marks
+        for mark in marks:
+            worker = self._fleet.get(mark.worker)
+            if worker is not None and worker.truth is not NO_CACHE:
+                mask, _ = kept.pop(mark.key, (0, 0.0))
+                kept[mark.key] = mask | worker.bit, now_s + self._keep_s
+        while len(kept) > self._max_marks:
+            del kept[next(iter(kept))]
+            self.dropped += 1
+
+    def expire(self, now_s: float) -> None:
+        kept = self._marks
+        while kept:
+            key = next(iter(kept))
+            if kept[key][1] > now_s:
+                return
+            del kept[key]
+
+    def levels(self, keys: "array[int]", now_s: float) -> list[Level]:
+        """Who was sent how much of the prompt: deepest first, with masks that grow."""
+        found: list[Level] = []
+        mask, blocks = 0, len(keys)
+        for depth in reversed(DEPTHS):
+            if depth <= blocks:
+                slots, until_s = self._marks.get(keys[depth - 1], (0, 0.0))
+                if slots & ~mask and until_s > now_s:
+                    mask |= slots
+                    found.append(Level(depth, mask))
+        return found
+
+    def forget(self, worker: Worker) -> None:
+        """What was sent there is not held there any more."""
+        for key, (mask, until_s) in list(self._marks.items()):
+            if mask == worker.bit:
+                del self._marks[key]
+            elif mask & worker.bit:
+                self._marks[key] = mask & ~worker.bit, until_s
