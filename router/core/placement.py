@@ -209,8 +209,10 @@ class Placement:
     # Questions.
 
     def is_held(self, keys: "array[int]") -> bool:
-        """Whether some worker holds all of these leading blocks, so that more of them may matter."""
-        return self.index.deepest(keys) == len(keys) or self.cache_truth.is_held(keys[-1])
+        """Whether some worker holds all of these leading blocks, as far as is known, so that more of them may matter."""
+        if self.index.deepest(keys) == len(keys) or self.cache_truth.is_held(keys[-1]):
+            return True
+        return len(self.elsewhere) > 0 and self.elsewhere.is_held(keys, self._now_s)
 
     def decision(self, request_id: str) -> Decision | None:
         return self.log.get(request_id)

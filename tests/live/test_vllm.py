@@ -145,6 +145,27 @@ async def test_each_group_is_computed_once(pair: list[EventEngine], starts: Call
     assert share >= best - 0.02
 
 
+async def test_a_new_prefix_is_placed_alike(pair: list[EventEngine], routers: Routers, tmp_path: Path) -> None:
+    """Two routers that meet a prefix within 30 ms, before the engine has answered any of it, send it to the same engine."""
+    specs = [vllm.spec for vllm in pair]
+    with shared_pool(specs, tmp_path) as redis:
+        both = [routers.start([], "--redis", redis.url, ready=len(specs)) for _ in range(2)]
+        await_exact(*both)
+        asks = prefix_groups("tiny", groups=15, each=2, seed=next(SEEDS))
+        pairs = [[one for one in asks if one.group == name] for name in sorted({one.group for one in asks})]
+        together = 0
+        for first, second in pairs:
+            async with asyncio.TaskGroup() as group:
+                sending = group.create_task(play(both[:1], [first], clients=1))
+                await asyncio.sleep(0.03)
+                (late,) = await play(both[1:], [second], clients=1)
+            (early,) = sending.result()
+            assert not problems([early, late])
+            together += decision(early)["worker"] == decision(late)["worker"]
+    print(f"{together} of {len(pairs)} prefixes on one engine")
+    assert together == len(pairs)
+
+
 async def test_a_router_that_starts_late_is_right_at_once(pair: list[EventEngine], routers: Routers, tmp_path: Path) -> None:
     """A router that joins has the whole index from the snapshots before it listens, and its first decision is right."""
     specs = [vllm.spec for vllm in pair]
