@@ -1,7 +1,8 @@
 """Many simulated sidecars into one Redis and real routers that serve requests: what intake costs, and what requests notice.
 
 Times with cache events and times without take turns, so that the cost of events is a difference within one run. Machines
-have few cores, and the publishing of all sidecars runs on them too: shares of a core are told of each process.
+have few cores, and the publishing of all sidecars runs on them too: shares of a core are told of each process, and beside
+the routers runs one that has no Redis. What its requests notice of events is the machine's doing, not that of intake.
 """
 
 import asyncio
@@ -125,10 +126,22 @@ async def measure(sidecars: int, blocks_per_s: float, seconds: float) -> dict[st
             routers.append(stage.enter(router))
         for router in routers:
             await asyncio.to_thread(router.await_workers, sidecars, READY_S)
+        spec = f"openai={engines.urls[0]}"
+        bystander = stage.enter(
+            await asyncio.to_thread(start_router, [spec], stage.folder / "bystander.log", "--no-access-log")
+        )
         pids = {f"router_{number}": router.process.pid for number, router in enumerate(routers)}
-        meter = Meter({**pids, "sidecars": publishing.pid, "redis": stage.redis.pid, "engine": engines.pid})
+        meter = Meter(
+            {
+                **pids,
+                "bystander": bystander.process.pid,
+                "sidecars": publishing.pid,
+                "redis": stage.redis.pid,
+                "engine": engines.pid,
+            }
+        )
         sent = bodies(KINDS["chat2k"], 500, seed=1)
-        flows = [Flow(router.url, sent, RATE) for router in routers]
+        flows = [Flow(router.url, sent, RATE) for router in [*routers, bystander]]
         turns: list[dict[str, Any]] = []
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(flow.run()) for flow in flows]
@@ -166,14 +179,16 @@ async def one_turn(
     meter.read()
     began_s = time.monotonic()
     await asyncio.sleep(seconds)
-    found = latencies(flows, began_s, time.monotonic())
+    *of_pool, bystander = flows
+    ended_s = time.monotonic()
     cpu = meter.read()
     after = [await asyncio.to_thread(counts_of, router) for router in routers]
     told, _ = publishing.told()
     took_s = [(now["at_ns"] - then["at_ns"]) / 1e9 for then, now in zip(before, after, strict=True)]
     return {
         "events": has_events,
-        "requests": asdict(found),
+        "requests": asdict(latencies(of_pool, began_s, ended_s)),
+        "bystander": asdict(latencies([bystander], began_s, ended_s)),
         "cpu_shares": cpu,
         "blocks_per_s": [round((b["blocks"] - a["blocks"]) / s) for a, b, s in zip(before, after, took_s, strict=True)],
         "lag_ms": [round(lag_ms(told, now["at_ns"], now["blocks"]), 1) for now in after] if has_events else [],
@@ -209,7 +224,8 @@ def show(figures: dict[str, Any]) -> str:
         requests = turn["requests"]
         lines.append(
             f"  {'with events' if turn['events'] else 'without':11}  p50 {requests['p50_ms']:.2f} p99 {requests['p99_ms']:.2f} "
-            f"max {requests['max_ms']:.2f} ms of {requests['requests']}  blocks/s {turn['blocks_per_s']} "
+            f"max {requests['max_ms']:.2f} ms of {requests['requests']} (bystander p50 {turn['bystander']['p50_ms']:.2f} "
+            f"p99 {turn['bystander']['p99_ms']:.2f})  blocks/s {turn['blocks_per_s']} "
             f"lag {turn['lag_ms']} ms  cores {turn['cpu_shares']}"
         )
     lines.append(f"  intake {figures['intake_cpu_shares']} of a core; sidecars hold {figures['held_by_sidecars']} blocks")

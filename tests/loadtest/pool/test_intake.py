@@ -10,12 +10,16 @@ async def test_a_small_load_is_taken_in_whole(monkeypatch: pytest.MonkeyPatch) -
     """Real processes and a real Redis: each router ends with the blocks that the sidecars hold, no request fails."""
     monkeypatch.setattr(intake, "SETTLE_S", 0.5)
     found = await measure(12, 100, 0.5)
-    assert found["failures"] == [{}, {}], show(found)
+    assert found["failures"] == [{}, {}, {}], show(found)
     assert [turn["events"] for turn in found["turns"]] == [False, True, False, True]
     for turn in found["turns"]:
         assert all((blocks > 0) is turn["events"] for blocks in turn["blocks_per_s"])
-        assert turn["requests"]["requests"] > 0 and len(turn["lag_ms"]) == (2 if turn["events"] else 0)
-        assert turn["cpu_shares"].keys() == {"router_0", "router_1", "sidecars", "redis", "engine"}
+        assert (
+            turn["requests"]["requests"] > 0
+            and turn["bystander"]["requests"] > 0
+            and len(turn["lag_ms"]) == (2 if turn["events"] else 0)
+        )
+        assert turn["cpu_shares"].keys() == {"router_0", "router_1", "bystander", "sidecars", "redis", "engine"}
     for router in found["routers"]:
         assert router["event_blocks"] == found["held_by_sidecars"] > 0
         assert (router["exact_workers"], router["gaps"], router["feed_gaps"], router["refused_blocks"]) == (12, 0, 0, 0)
