@@ -208,11 +208,12 @@ async def test_restart_is_another_generation(pair: list[EventEngine], routers: R
 
 
 class Load:
-    """Requests that go on until `stop`; `later` are the decisions of those that were sent after `mark`."""
+    """Requests that go on until `stop`: their decisions, and `later` those of them that were sent after `mark`."""
 
     def __init__(self, router: LocalRouter, asks: list[Ask]) -> None:
         self.mark = threading.Event()
         self.stop = threading.Event()
+        self.decisions: list[dict[str, Any]] = []
         self.later: list[dict[str, Any]] = []
         self._router = router
         self._asks = itertools.cycle(asks)
@@ -223,7 +224,9 @@ class Load:
             is_later = self.mark.is_set()
             some = asyncio.run(play([self._router], list(itertools.islice(self._asks, 20)), clients=4, pause_s=0.1))
             answers += some
-            self.later += [decision(one) for one in some if is_later and not one.problem]
+            records = [decision(one) for one in some if not one.problem]
+            self.decisions += records
+            self.later += records if is_later else []
         return answers
 
 
@@ -241,6 +244,7 @@ def test_restart_under_load(pair: list[EventEngine], starts: Callable[[], LocalR
         loading = thread.submit(load.run)
         try:
             vllm.engine.kill()
+            killed_s = time.time()
             vllm.start_again()
             until(lambda: row_of(router, vllm.url)["generation"] != before, "its first report", 20.0)
             load.mark.set()
@@ -253,13 +257,14 @@ def test_restart_under_load(pair: list[EventEngine], starts: Callable[[], LocalR
     later = load.later + [decision(one) for one in fresh]
     own = [record for record in later if record["worker"] == worker]
     stale = [record for record in own if record["predicted_cached_tokens"] > record["actual_cached_tokens"]]
-    first_s = min((record["at_s"] for record in own), default=math.inf)  # before it the new engine held nothing
+    at_s = [record["at_s"] for record in load.decisions + own if record["worker"] == worker and record["at_s"] > killed_s]
+    first_s = min(at_s, default=math.inf)  # before it the new engine held nothing
     for record in later:
         held = sum(row["matched_tokens"] for row in record["candidates"] if row["worker"] == worker)
         stale += [record] if held and record["at_s"] < first_s else []
     print(f"{len(answers)} requests, {len(own)} of {len(later)} later ones on the new engine, {len(stale)} stale predictions")
     assert not problems([*answers, *fresh])
-    assert own and not stale
+    assert own and not stale, stale
 
 
 async def test_predictions_hold_under_eviction(pair: list[EventEngine], routers: Routers) -> None:
