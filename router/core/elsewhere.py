@@ -6,6 +6,7 @@ known to within a fifth.
 """
 
 from array import array
+from bisect import bisect_right
 from typing import Final
 
 from router.core.cache_delta import Mark
@@ -20,8 +21,8 @@ NO_MARK: Final = (0, 0.0)
 
 def marks_of(worker: WorkerId, keys: "array[int]", known_blocks: int) -> list[Mark]:
     """Of a prompt sent to the worker, those behind the blocks that are known to be there."""
-    blocks = len(keys)
-    return [Mark(worker, depth, keys[depth - 1]) for depth in DEPTHS if known_blocks < depth <= blocks]
+    start, end = bisect_right(DEPTHS, known_blocks), bisect_right(DEPTHS, len(keys))
+    return [Mark(worker, depth, keys[depth - 1]) for depth in DEPTHS[start:end]]
 
 
 class SentElsewhere:
@@ -61,19 +62,18 @@ class SentElsewhere:
     def levels(self, keys: "array[int]", now_s: float) -> list[Level]:
         """Who was sent how much of the prompt: deepest first, with masks that grow."""
         found: list[Level] = []
-        mask, blocks = 0, len(keys)
-        for depth in reversed(DEPTHS):
-            if depth <= blocks:
-                slots, until_s = self._marks.get(keys[depth - 1], NO_MARK)
-                if slots & ~mask and until_s > now_s:
-                    mask |= slots
-                    found.append(Level(depth, mask))
+        mask = 0
+        for place in range(bisect_right(DEPTHS, len(keys)) - 1, -1, -1):
+            depth = DEPTHS[place]
+            slots, until_s = self._marks.get(keys[depth - 1], NO_MARK)
+            if slots & ~mask and until_s > now_s:
+                mask |= slots
+                found.append(Level(depth, mask))
         return found
 
     def is_held(self, keys: "array[int]", now_s: float) -> bool:
-        """Whether a prompt was sent somewhere that begins with all of these blocks, as far as marks tell."""
-        blocks = len(keys)
-        depth = max(depth for depth in DEPTHS if depth <= blocks)
+        """Whether a prompt was sent somewhere that begins with all of these blocks (at least one), as far as marks tell."""
+        depth = DEPTHS[bisect_right(DEPTHS, len(keys)) - 1]
         return self._marks.get(keys[depth - 1], NO_MARK)[1] > now_s
 
     def forget(self, worker: Worker) -> None:

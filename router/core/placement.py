@@ -204,6 +204,7 @@ class Placement:
 
     def catch_up(self, now_s: float) -> bool:
         """To be called every 20 ms or so: does what is due, and 1 ms or two of what waits. True: call again at once."""
+        self.elsewhere.expire(now_s)
         return self.cache_truth.catch_up(now_s)
 
     # Questions.

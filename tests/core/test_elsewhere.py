@@ -116,6 +116,8 @@ def test_a_prompt_is_keyed_as_deep_as_it_was_sent_elsewhere() -> None:
     there.now_s += 3.0
     there.choose(prompt([5]))
     assert not there.placement.is_held(keys[:16])
+    there.placement.catch_up(there.now_s)
+    assert len(there.placement.elsewhere) == 0
 
 
 def test_what_is_told_ends_with_the_worker() -> None:
