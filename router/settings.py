@@ -145,7 +145,7 @@ class CacheSettings(Checked):
     )
     default_capacity_tokens: int = knob(262_144, "KV cache of a worker that does not tell its size", low=1024)
     speculative_s: float = knob(2.0, "time for a sent prompt's blocks to appear in a worker's cache events", low=0, high=60)
-    max_heard_marks: int = knob(16_384, "marks of prompts just sent by other routers that are kept for that time", low=0)
+    max_heard_marks: int = knob(16_384, "marks of prompts sent by other routers within --speculative-s that are kept", low=0)
     distrust_share: float = knob(
         0.2, "mean part of a prompt predicted wrongly at which a source of cache truth is dropped", low=0.01, high=1
     )

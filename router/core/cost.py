@@ -26,13 +26,12 @@ within 1 % of those of 1.0; holders keep what they would else lose to others tha
 class Steer:
     """The knobs of the rule, read once."""
 
-    __slots__ = ("gain", "max_utilisation", "own_share", "work")
+    __slots__ = ("gain", "max_utilisation", "own_share")
 
     def __init__(self, routing: RoutingSettings) -> None:
         self.gain = routing.steer_gain
         self.max_utilisation = routing.max_utilisation
         self.own_share = routing.own_rate_share
-        self.work = WORK_PRICE
 
 
 def held_blocks(worker: Worker, levels: list[Level], from_level: int) -> int:
@@ -80,7 +79,7 @@ def price(
     others_rate = (per_s - own) * peers[0]
     others_use = (per_s - own) * peers[1]
     fleet_s_per_token = speed.s_per_token
-    gain, cap, work = steer.gain, steer.max_utilisation, steer.work
+    gain, cap = steer.gain, steer.max_utilisation
     priced: list[Priced] = []
     for worker in workers:
         queue = worker.load
@@ -102,7 +101,7 @@ def price(
             backlog_s += queue.unexplained_tokens(now_s, load.mean_uncached_tokens()) * s_per_token
         use = others_use + own * queue.busy_s
         q = gain * (others_rate + own * queue.arrivals) / (1.0 - (use if use < cap else cap))
-        cost_s = backlog_s + prefill_s * work + q * prefill_s * (backlog_s + prefill_s * 0.5)
+        cost_s = backlog_s + prefill_s * WORK_PRICE + q * prefill_s * (backlog_s + prefill_s * 0.5)
         priced.append(Priced(worker.id, matched, prefill_s, backlog_s, q, cost_s, queue.requests(), worker.truth))
     return priced
 

@@ -16,7 +16,7 @@ from router.core.types import Truth, WorkerId
 
 DEPTHS: Final = (1, 2, 3, *(part << power for power in range(19) for part in (4, 5, 6, 7)))  # in blocks
 NO_CACHE: Final = Truth.NONE
-NO_MARK: Final = (0, 0.0)
+NO_MARK: Final = (0, 0, 0.0)
 
 
 def marks_of(worker: WorkerId, keys: "array[int]", known_blocks: int) -> list[Mark]:
@@ -26,13 +26,13 @@ def marks_of(worker: WorkerId, keys: "array[int]", known_blocks: int) -> list[Ma
 
 
 class SentElsewhere:
-    """At most `max_marks`, each for `keep_s`."""
+    """At most `max_marks`, each for `keep_s`; of several workers that were sent one, the latest."""
 
     def __init__(self, fleet: Fleet, keep_s: float, max_marks: int) -> None:
         self._fleet = fleet
         self._keep_s = keep_s
         self._max_marks = max_marks
-        self._marks: dict[int, tuple[int, float]] = {}  # key → mask of slots, until when; in order of that time
+        self._marks: dict[int, tuple[int, int, float]] = {}  # key → worker's bit, blocks, until when; in order of that time
         self.dropped = 0  # marks that found no room for as long as they count
 
     def __len__(self) -> int:
@@ -45,8 +45,8 @@ class SentElsewhere:
         for mark in marks:
             worker = self._fleet.get(mark.worker)
             if worker is not None and worker.truth is not NO_CACHE:
-                mask, _ = kept.pop(mark.key, NO_MARK)
-                kept[mark.key] = mask | worker.bit, now_s + self._keep_s
+                kept.pop(mark.key, None)
+                kept[mark.key] = worker.bit, mark.blocks, now_s + self._keep_s
         while len(kept) > self._max_marks:
             del kept[next(iter(kept))]
             self.dropped += 1
@@ -55,7 +55,7 @@ class SentElsewhere:
         kept = self._marks
         while kept:
             key = next(iter(kept))
-            if kept[key][1] > now_s:
+            if kept[key][2] > now_s:
                 return
             del kept[key]
 
@@ -65,21 +65,18 @@ class SentElsewhere:
         mask = 0
         for place in range(bisect_right(DEPTHS, len(keys)) - 1, -1, -1):
             depth = DEPTHS[place]
-            slots, until_s = self._marks.get(keys[depth - 1], NO_MARK)
-            if slots & ~mask and until_s > now_s:
-                mask |= slots
+            bit, blocks, until_s = self._marks.get(keys[depth - 1], NO_MARK)
+            if blocks == depth and until_s > now_s and bit & ~mask:
+                mask |= bit
                 found.append(Level(depth, mask))
         return found
 
     def is_held(self, keys: "array[int]", now_s: float) -> bool:
         """Whether a prompt was sent somewhere that begins with all of these blocks (at least one), as far as marks tell."""
         depth = DEPTHS[bisect_right(DEPTHS, len(keys)) - 1]
-        return self._marks.get(keys[depth - 1], NO_MARK)[1] > now_s
+        return self._marks.get(keys[depth - 1], NO_MARK)[2] > now_s
 
     def forget(self, worker: Worker) -> None:
         """What was sent there is not held there any more."""
-        for key, (mask, until_s) in list(self._marks.items()):
-            if mask == worker.bit:
-                del self._marks[key]
-            elif mask & worker.bit:
-                self._marks[key] = mask & ~worker.bit, until_s
+        for key in [key for key, (bit, _, _) in self._marks.items() if bit == worker.bit]:
+            del self._marks[key]

@@ -80,6 +80,7 @@ class Load:
         "head_since_s",
         "in_flight",
         "other_requests",
+        "other_running",
         "other_since_s",
         "other_tokens",
         "pending",
@@ -97,19 +98,22 @@ class Load:
         self.head_since_s = 0.0
         self.other_requests = 0  # of other routers, before their end
         self.other_tokens = 0  # their uncached tokens, before their first token
-        self.other_since_s = NEVER_S  # when one of these cannot have been begun before
+        self.other_running = 0  # of them, those whose prefill may have gone on
+        self.other_since_s = NEVER_S  # since then
         self.arrivals = 0.0
         self.busy_s = 0.0
         self.report_until_s = NEVER_S
         self.reported_waiting = UNKNOWN
         self.reported_waiting_tokens = UNKNOWN
 
-    def hear_others(self, requests: int, tokens: int, now_s: float) -> None:
-        """Adds to what other routers have there, or takes off; fewer tokens: one of their prefills is over."""
+    def hear_others(self, requests: int, tokens: int, now_s: float, s_per_token: float) -> None:
+        """Adds to what other routers have there, or takes off. With fewer tokens a prefill is over and the next has begun;
+        so it has where all that ran should be over, and of that nothing is left in what is told."""
         self.other_requests += requests
-        if tokens < 0 or not self.other_tokens:
-            self.other_since_s = now_s
         self.other_tokens += tokens
+        if tokens < 0 or now_s - self.other_since_s >= float(self.other_running) * s_per_token:
+            self.other_since_s = now_s
+            self.other_running = self.other_tokens
 
     def take(self, lease: Lease) -> None:
         self.in_flight += 1
@@ -130,7 +134,7 @@ class Load:
 
     def computed(self, lease: Lease) -> None:
         """The worker has stored the whole prompt. Where the answer streams, its first token will tell that too, and when."""
-        if lease.stream or lease not in self.pending:
+        if lease.stream or not lease.prompt.complete or lease not in self.pending:
             return
         if lease is self.head:
             lease.computed = True
@@ -205,7 +209,8 @@ class Load:
         backlog_s = float(self.other_tokens) * s_per_token
         if self.head is None:
             since_s = self.other_since_s if self.other_since_s > self.head_since_s else self.head_since_s
-            backlog_s -= now_s - since_s
+            done_s, running_s = now_s - since_s, float(self.other_running) * s_per_token
+            backlog_s -= done_s if done_s < running_s else running_s
         return backlog_s if backlog_s > 0.0 else 0.0
 
     def backlog_tokens(self, now_s: float, s_per_token: float, mean_uncached_tokens: float) -> float:

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 from router.core.cache_delta import Mark
 from router.core.cache_truth import CacheTruth, united, without
 from router.core.calibration import Calibration
-from router.core.cost import Steer, held_blocks, mean_rates, note_matches, price
+from router.core.cost import WORK_PRICE, Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
 from router.core.elsewhere import SentElsewhere, marks_of
 from router.core.fleet import Fleet, Worker
@@ -74,7 +74,7 @@ class Placement:
         self._pools_epoch = -1
         self._now_s = 0.0  # the latest seen
         self.elsewhere = SentElsewhere(fleet, cache.speculative_s, cache.max_heard_marks)
-        self.shared_load = SharedLoad(fleet, self.load, self.elsewhere)
+        self.shared_load = SharedLoad(fleet, self.load, self.speed, self.elsewhere)
         self._board: LoadBoard | None = None
         fleet.watch(self)
 
@@ -110,7 +110,8 @@ class Placement:
             levels = truth.levels(levels, prompt)
         own_levels = levels
         if len(self.elsewhere):
-            levels = united(levels, without(self.elsewhere.levels(keys, now_s), truth.blind))
+            sent = self.elsewhere.levels(keys, now_s)
+            levels = united(levels, without(sent, truth.blind) if truth.blind else sent)
         ring_key = keys[min(blocks, self._ring_blocks) - 1] if blocks else None
         loaded = self._fleet.adapters.get(model) if model is not None and self._fleet.adapters else None
         if loaded is None or (blocks and self._policy_name == "warm"):
@@ -130,7 +131,8 @@ class Placement:
         decision = self._decide(request_id, model, prompt, q, q.priced[place], reason, session, tried, wall_s)
         worker = q.candidates[place]
         lease = self._send(decision, worker, q.priced[place].prefill_s, walk, prompt, session, weight, now_s, stream)
-        if levels is not own_levels and held_blocks(worker, own_levels, 0) < worker.matched_blocks:
+        if levels is not own_levels and (own_blocks := held_blocks(worker, own_levels, 0)) < lease.matched_blocks:
+            lease.matched_blocks = own_blocks
             lease.confirmed = False
         return lease
 
@@ -278,6 +280,7 @@ class Placement:
     def reloaded(self, worker: Worker) -> None:
         self.index.forget(worker.slot)
         self.cache_truth.speculation.forget(worker.slot)
+        self.elsewhere.forget(worker)
         self._slots.restarted(worker)
 
     def retold(self, worker: Worker) -> None:
@@ -338,7 +341,7 @@ class Placement:
                     row.cost_s += self._adapter_load_s
                     row.bid_s += self._adapter_load_s
         for place, tokens in lost:  # who needs them next pays for computing them again
-            q.priced[place].bid_s += tokens * self.speed.s_per_token * q.candidates[place].speed.factor
+            q.priced[place].bid_s += WORK_PRICE * tokens * self.speed.s_per_token * q.candidates[place].speed.factor
         if q.hint is not None:
             q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 
@@ -384,7 +387,7 @@ class Placement:
         else:
             lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
-        if load.other_tokens:
+        if load.other_tokens and load.other_backlog_s(now_s, self.speed.s_per_token * worker.speed.factor) > 0.0:
             lease.crowded = True
             lease.alone = False
         if head is not None:

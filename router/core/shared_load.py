@@ -6,6 +6,7 @@ from router.core.cache_delta import RouterLoad
 from router.core.elsewhere import SentElsewhere
 from router.core.fleet import Fleet
 from router.core.load import FleetLoad, Load
+from router.core.speed import FleetSpeed
 from router.core.types import WorkerId
 
 MAX_TOLD: Final = 1_000_000_000  # requests or tokens on one worker that are believed
@@ -16,8 +17,9 @@ Told = tuple[Load, int, int]  # requests and tokens of one other router that are
 class SharedLoad:
     """Which routers are heard, in what order and for how long is for the caller to say."""
 
-    def __init__(self, fleet: Fleet, load: FleetLoad, sent: SentElsewhere) -> None:
+    def __init__(self, fleet: Fleet, load: FleetLoad, speed: FleetSpeed, sent: SentElsewhere) -> None:
         self._fleet = fleet
+        self._speed = speed
         self._sent = sent
         self._load = load
         self._others: dict[str, dict[WorkerId, Told]] = {}  # what each told last, of workers of this fleet
@@ -41,11 +43,12 @@ class SharedLoad:
         load, old_requests, old_tokens = told.pop(worker_id, (None, 0, 0))
         worker = self._fleet.get(worker_id)
         if load is not None and (worker is None or load is not worker.load):
-            load.hear_others(-old_requests, -old_tokens, now_s)
+            load.hear_others(-old_requests, -old_tokens, now_s, self._speed.s_per_token)
             self._load.other_requests -= old_requests
             old_requests = old_tokens = 0
         if worker is not None and (requests or tokens or load is worker.load):
-            worker.load.hear_others(requests - old_requests, tokens - old_tokens, now_s)
+            s_per_token = self._speed.s_per_token * worker.speed.factor
+            worker.load.hear_others(requests - old_requests, tokens - old_tokens, now_s, s_per_token)
             self._load.other_requests += requests - old_requests
             if requests or tokens:
                 told[worker_id] = (worker.load, requests, tokens)

@@ -73,12 +73,15 @@ class WholeTimes:
         if spread > MIN_SPREAD * sxx * syy:
             prefill_s_per_token = (cxt * vy - cyt * cxy) / spread
             decode_s_per_token = (cyt * vx - cxt * cxy) / spread
+            if decode_s_per_token < 0.0:
+                prefill_s_per_token, decode_s_per_token = cxt / vx, 0.0
         elif vy <= MIN_SPREAD * syy and vx > MIN_VARIANCE * sxx:
             prefill_s_per_token = cxt / vx
         fitted_s = st + prefill_s_per_token * (x - sx) + decode_s_per_token * (y - sy)
         if prefill_s_per_token <= 0.0 or fitted_s <= 0.0:
             return None
-        return prefill_s_per_token * x * seconds / fitted_s
+        share = prefill_s_per_token * x / fitted_s
+        return seconds * share if share < 1.0 else seconds
 
 
 class FleetSpeed:
@@ -159,6 +162,8 @@ class FleetSpeed:
         return True
 
     def observe_most(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
-        """Prefill of so many tokens took this long at most: a whole answer did. Teaches only who thought it slower."""
-        if seconds < (self.c0_s + float(uncached_tokens) * self.s_per_token) * worker.factor:
-            self.observe(worker, uncached_tokens, seconds)
+        """Prefill of so many tokens took this long at most: a whole answer did. Teaches of that worker only, and only who
+        thought it slower."""
+        predicted_s = self.c0_s + float(uncached_tokens) * self.s_per_token
+        if 0.0 < seconds < predicted_s * worker.factor:
+            worker.observe(seconds, predicted_s)

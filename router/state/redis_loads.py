@@ -83,7 +83,9 @@ class RedisLoads:
             self._changed.set()
 
     def mark(self, marks: list[Mark]) -> None:
-        """Are told with the load; the caller touches the worker too."""
+        """Are told with the load, if anybody hears it; the caller touches the worker too."""
+        if not self._peers:
+            return
         self.dropped_marks += max(0, len(self._marks) + len(marks) - MAX_MARKS)
         self._marks += marks
 

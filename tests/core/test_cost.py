@@ -146,16 +146,3 @@ def test_the_load_of_other_routers_counts() -> None:
     assert (alone.in_flight, row.in_flight) == (1, 4)
     assert row.backlog_s == pytest.approx(alone.backlog_s + 0.5)
     assert row.price == pytest.approx(2 * alone.price, rel=0.05)
-
-
-def test_prefill_of_other_routers_goes_on() -> None:
-    """They tell of a whole answer only when it ends; until then its prefill is taken to run, when this router's does not."""
-    worker = worker_with()
-    s_per_token = 1 / 1000
-    worker.load.hear_others(1, 500, 10.0)
-    worker.load.hear_others(1, 300, 10.2)
-    assert [worker.load.other_backlog_s(now_s, s_per_token) for now_s in (10.2, 10.5, 99.0)] == pytest.approx([0.6, 0.3, 0.0])
-    worker.load.hear_others(-1, -500, 10.6)
-    assert worker.load.other_backlog_s(10.7, s_per_token) == pytest.approx(0.2)
-    worker.load.take(request(worker, 1000, 10.7))
-    assert worker.load.other_backlog_s(11.0, s_per_token) == pytest.approx(0.3), "an engine prefills one after the other"

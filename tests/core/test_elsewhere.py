@@ -40,7 +40,7 @@ def test_only_what_is_new_there_is_marked() -> None:
 
 
 def test_holders_grow_towards_the_start() -> None:
-    """Two workers were sent prompts that part after some blocks."""
+    """Two workers were sent prompts that part after some blocks; what both were sent counts for the latest."""
     elsewhere = sent()
     elsewhere.heard(tuple(marks_of(A, chain(range(16)), 0)), 1.0)
     elsewhere.heard(tuple(marks_of(B, chain([*range(4), 99, 98]), 0)), 1.1)
@@ -70,11 +70,11 @@ def test_workers_that_cannot_hold_it_are_left_out() -> None:
     keys = chain(range(2))
     names = [*(WorkerId(worker.id) for worker in fleet.workers), WorkerId("x:1")]
     elsewhere.heard(tuple(mark for name in names for mark in marks_of(name, keys, 0)), 1.0)
-    assert [level.mask for level in elsewhere.levels(keys, 1.0)] == [0b11]
-    elsewhere.heard(tuple(marks_of(B, chain([5]), 0)), 1.0)
-    elsewhere.forget(fleet.workers[0])
     assert [level.mask for level in elsewhere.levels(keys, 1.0)] == [0b10]
+    elsewhere.heard(tuple(marks_of(A, chain([5]), 0)), 1.0)
     elsewhere.forget(fleet.workers[1])
+    assert not elsewhere.levels(keys, 1.0) and len(elsewhere) == 1
+    elsewhere.forget(fleet.workers[0])
     assert len(elsewhere) == 0
 
 
@@ -118,6 +118,17 @@ def test_a_prompt_is_keyed_as_deep_as_it_was_sent_elsewhere() -> None:
     assert not there.placement.is_held(keys[:16])
     there.placement.catch_up(there.now_s)
     assert len(there.placement.elsewhere) == 0
+
+
+def test_what_only_marks_said_is_no_history_of_a_request_that_failed() -> None:
+    """Nothing ran there: the model holds what it held before."""
+    here, there, board = pool()
+    here.choose(prompt(range(64)), only=[0])
+    tell(there, board)
+    lease = there.choose(prompt([*range(60), 7, 8]))
+    assert lease.decision.predicted_cached_tokens > 0
+    there.placement.fail(lease, there.now_s, "upstream_closed")
+    assert there.placement.index.blocks == 0
 
 
 def test_what_is_told_ends_with_the_worker() -> None:

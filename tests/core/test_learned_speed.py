@@ -64,8 +64,9 @@ def learned_from_whole_answers(tokens_per_s: float, answer_tokens: int, seed: in
     return world.placement.prefill_tokens_per_s(worker)
 
 
-@pytest.mark.parametrize("tokens_per_s", [800.0, 9000.0])
-@pytest.mark.parametrize(("answer_tokens", "most"), [(4, 1.8), (40, 4.0)])
+@pytest.mark.parametrize(
+    ("tokens_per_s", "answer_tokens", "most"), [(800.0, 4, 1.8), (800.0, 40, 1.8), (9000.0, 4, 1.8), (9000.0, 40, 4.0)]
+)
 def test_speed_is_learned_from_answers_that_overlap(tokens_per_s: float, answer_tokens: int, most: float) -> None:
     """Though none streams, all are of one length and none runs alone; where prefill is a tenth of the time, not so well.
 
@@ -85,4 +86,4 @@ def test_an_answer_bounds_the_time_of_its_prefill() -> None:
         lease = world.choose(prompt([8] * 50), stream=False)
         world.now_s += 0.2
         world.finish(lease, Usage(lease.prompt.prompt_tokens, cached, 5))
-        assert (world.placement.prefill_tokens_per_s(world.fleet.workers[0]) > 1500) is faster
+        assert (world.placement.prefill_tokens_per_s(world.fleet.workers[0]) > 1100) is faster

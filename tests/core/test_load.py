@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from router.core.fleet import Worker
 from router.core.load import REBASE_AT, FleetLoad, Lease, Load
-from router.core.types import Decision, KeyForm, WorkerId
+from router.core.types import Decision, KeyForm, PromptKeys, WorkerId
 from tests.core.builders import prompt, spec
 
 S_PER_TOKEN = 0.001
@@ -195,3 +195,28 @@ def test_what_was_computed_is_ahead_of_nobody() -> None:
     assert (load.pending_tokens, load.head, load.head_since_s) == (50, stream, 0.2)
     load.computed(first)
     assert load.pending_tokens == 50
+    part = lease_of(5000, 0.3, False)
+    part.prompt = PromptKeys(part.prompt.keys, 5000, complete=False)
+    load.take(part)
+    load.computed(part)
+    load.advance(0.3, S_PER_TOKEN)
+    assert load.pending_tokens == 5050, "its leading blocks are not all of it"
+
+
+def test_prefill_of_other_routers_goes_on() -> None:
+    """They tell of a whole answer only when it ends; until then its prefill is taken to run, when this router's does not."""
+
+    def backlog_s(*at_s: float) -> list[float]:
+        return [load.other_backlog_s(now_s, S_PER_TOKEN) for now_s in at_s]
+
+    load = Load()
+    load.hear_others(1, 500, 10.0, S_PER_TOKEN)
+    assert backlog_s(10.0, 10.2, 99.0) == pytest.approx([0.5, 0.3, 0.0])
+    load.hear_others(1, 300, 10.2, S_PER_TOKEN)
+    assert backlog_s(10.2, 10.5, 99.0) == pytest.approx([0.6, 0.3, 0.3]), "what came behind it waits"
+    load.hear_others(0, -500, 10.6, S_PER_TOKEN)
+    assert backlog_s(10.7) == pytest.approx([0.2])
+    load.hear_others(1, 200, 15.0, S_PER_TOKEN)
+    assert backlog_s(15.0, 15.1) == pytest.approx([0.5, 0.4]), "300 are over, and another 500 in their place"
+    load.take(lease_of(1000, 15.1))
+    assert backlog_s(15.3) == pytest.approx([0.5]), "an engine prefills one after the other"

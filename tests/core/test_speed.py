@@ -110,14 +110,39 @@ def test_whole_answers_of_one_length_teach_by_their_prompts() -> None:
     assert 1 / speed.s_per_token == pytest.approx(600, rel=0.15)
     for lengths in ([(1000, 100)] * 50, [(100 * (i % 3), 10 * (i % 3)) for i in range(50)], [(100, 1), (200, 2), (50, 9)] * 2):
         speed = FleetSpeed(2500.0)
-        assert not any([speed.observe_whole(worker, tokens, answer, 9.0) for tokens, answer in lengths])
+        times = [(tokens, answer, 0.1 + tokens / 600 + answer * 0.01) for tokens, answer in lengths]
+        assert not any([speed.observe_whole(worker, *one) for one in times])
         assert speed.observations == 0
 
 
+def test_prefill_is_no_longer_than_the_whole_answer() -> None:
+    """Where times grow faster than lengths do, the fitted line takes more for a short prompt than it took."""
+    speed, worker = FleetSpeed(2500.0), WorkerSpeed()
+    for i in range(200):
+        tokens = 500 + 100 * (i % 60)
+        seconds = 0.3 + tokens / 1e4 + (tokens / 6000) ** 2
+        prefill_s = speed.whole.prefill_s(tokens, 10, seconds)
+        assert prefill_s is None or 0 < prefill_s <= seconds
+        speed.observe_whole(worker, tokens, 10, seconds)
+    assert speed.observations > 100
+
+
+def test_longer_answers_that_take_less_teach_by_their_prompts() -> None:
+    """No token is decoded in less than no time."""
+    rng = random.Random(5)
+    speed, worker = FleetSpeed(2500.0), WorkerSpeed()
+    for _ in range(200):
+        tokens, answer = rng.randrange(20, 4000), rng.randrange(5, 50)
+        speed.observe_whole(worker, tokens, answer, 1.0 + tokens / 600 - answer * 0.01)
+    assert 1 / speed.s_per_token == pytest.approx(600, rel=0.25)
+
+
 def test_an_upper_bound_never_slows_down() -> None:
-    """That prefill took at most so long teaches only who thought that it takes longer."""
-    speed, worker = FleetSpeed(1000.0), WorkerSpeed()
-    speed.observe_most(worker, 1000, 1.5)
-    assert speed.observations == 0
-    speed.observe_most(worker, 1000, 0.5)
-    assert speed.observations == 1 and 1 / speed.s_per_token > 1200
+    """That prefill took at most so long teaches only who thought that it takes longer, and nothing of other workers."""
+    speed, fast, slow = FleetSpeed(1000.0), WorkerSpeed(), WorkerSpeed()
+    speed.observe_most(fast, 1000, 1.5)
+    assert fast.factor == 1.0
+    for _ in range(20):
+        speed.observe_most(fast, 1000, 0.1)
+        speed.observe_most(slow, 1000, 0.9)
+    assert 0.1 < fast.factor < 0.4 and 0.9 < slow.factor < 1.0 and speed.s_per_token == 1e-3
