@@ -186,7 +186,7 @@ class Load:
         own = len(self.pending)
         return max(own, self.reported_waiting) if now_s <= self.report_until_s else own
 
-    def is_prompt(self, now_s: float, alone: bool) -> bool:
+    def serves_at_once(self, now_s: float, alone: bool) -> bool:
         """Whether a request that is slow waits for work, not for its turn: none waits, says a fresh report, or without one,
         it is `alone`."""
         if now_s <= self.report_until_s and self.reported_waiting != UNKNOWN:

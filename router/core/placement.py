@@ -8,12 +8,11 @@ from array import array
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from router.core.cache_delta import Mark
 from router.core.cache_truth import CacheTruth, united, without
 from router.core.calibration import Calibration
 from router.core.cost import WORK_PRICE, Steer, held_blocks, mean_rates, note_matches, price
 from router.core.decision_log import DecisionLog
-from router.core.elsewhere import SentElsewhere, marks_of
+from router.core.elsewhere import SentElsewhere
 from router.core.fleet import Fleet, Worker
 from router.core.load import UNKNOWN, FleetLoad, Lease
 from router.core.policy import FleetView, Pool, Question, Random, make_policy, shortlist
@@ -42,8 +41,9 @@ class LoadBoard(Protocol):
     def touch(self, worker: WorkerId) -> None:
         """The worker's load changed. Called with every request, so it only makes a note."""
 
-    def mark(self, marks: list[Mark]) -> None:
-        """A prompt was sent, and what it begins with may be new to others."""
+    def mark(self, worker: WorkerId, keys: "array[int]", known_blocks: int) -> None:
+        """A prompt was sent to the worker. Others may send the next that begins alike before any event tells of this one;
+        of the first `known_blocks` they know."""
 
 
 class Placement:
@@ -130,9 +130,9 @@ class Placement:
             reason = "only_candidate"
         decision = self._decide(request_id, model, prompt, q, q.priced[place], reason, session, tried, wall_s)
         worker = q.candidates[place]
-        lease = self._send(decision, worker, q.priced[place].prefill_s, walk, prompt, session, weight, now_s, stream)
+        lease = self._send(decision, worker, q.priced[place], walk, prompt, session, weight, now_s, stream)
         if levels is not own_levels and (own_blocks := held_blocks(worker, own_levels, 0)) < lease.matched_blocks:
-            lease.matched_blocks = own_blocks
+            lease.matched_blocks = own_blocks  # what only marks say is no history, to be kept when the request fails
             lease.confirmed = False
         return lease
 
@@ -156,7 +156,8 @@ class Placement:
         lease.worker.load.reprice(lease, uncached)
         if self._board is not None:
             self._board.touch(lease.worker.id)
-            self._mark(self._board, lease, len(before.keys))
+            if lease.worker.truth is not NO_CACHE:
+                self._board.mark(lease.worker.id, prompt.keys, len(before.keys))
         self._insert(lease, None)
 
     def finish(self, lease: Lease, now_s: float, usage: Usage | None, outcome: str, status: int | None) -> None:
@@ -201,7 +202,7 @@ class Placement:
         if worker is None:
             return 0, 0
         load = worker.load
-        load.advance(now_s, self.speed.s_per_token * worker.speed.factor)
+        load.advance(now_s, self.speed.of(worker.speed))
         return load.in_flight, load.pending_tokens
 
     def catch_up(self, now_s: float) -> bool:
@@ -247,11 +248,12 @@ class Placement:
 
     def prefill_tokens_per_s(self, worker: Worker) -> float:
         """As learned."""
-        return 1.0 / (self.speed.s_per_token * worker.speed.factor)
+        return 1.0 / self.speed.of(worker.speed)
 
     def backlog_s(self, worker: Worker, now_s: float) -> float:
         """Prefill ahead of a request that would be sent to the worker now."""
-        return self._tokens_ahead(worker, now_s) * self.speed.s_per_token * worker.speed.factor
+        s_per_token = self.speed.of(worker.speed)
+        return worker.load.backlog_tokens(now_s, s_per_token, self.load.mean_uncached_tokens()) * s_per_token
 
     # The fleet's changes (FleetWatcher).
 
@@ -341,7 +343,7 @@ class Placement:
                     row.cost_s += self._adapter_load_s
                     row.bid_s += self._adapter_load_s
         for place, tokens in lost:  # who needs them next pays for computing them again
-            q.priced[place].bid_s += WORK_PRICE * tokens * self.speed.s_per_token * q.candidates[place].speed.factor
+            q.priced[place].bid_s += WORK_PRICE * tokens * self.speed.of(q.candidates[place].speed)
         if q.hint is not None:
             q.priced[q.candidates.index(q.hint)].bid_s -= self._session_credit_s
 
@@ -370,7 +372,7 @@ class Placement:
         return decision
 
     def _send(
-        self, decision: Decision, worker: Worker, prefill_s: float, walk: Walk, prompt: PromptKeys,
+        self, decision: Decision, worker: Worker, row: Priced, walk: Walk, prompt: PromptKeys,
         session: str | None, weight: float, now_s: float, stream: bool,
     ) -> Lease:  # fmt: skip
         """Counts the request in, everywhere, before anything can be awaited."""
@@ -387,36 +389,31 @@ class Placement:
         else:
             lease.by_history = decision.predicted_cached_tokens
         self._insert(lease, walk)
-        if load.other_tokens and load.other_backlog_s(now_s, self.speed.s_per_token * worker.speed.factor) > 0.0:
+        if load.other_tokens and load.other_backlog_s(now_s, self.speed.of(worker.speed)) > 0.0:
             lease.crowded = True
             lease.alone = False
         if head is not None:
             lease.alone = False
             lease.confirmed = lease.coldest_s < head.sent_s
         lease.stream = stream
-        if not stream and load.is_prompt(now_s, lease.alone):
-            lease.ahead_tokens = int(self._tokens_ahead(worker, now_s))
+        if not stream and load.serves_at_once(now_s, lease.alone):
+            lease.ahead_tokens = int(row.backlog_s / self.speed.of(worker.speed))
         if self._slots.any:
             self._slots.sent(lease)
         load.take(lease)
         load.arrivals += weight
-        load.busy_s += weight * prefill_s
+        load.busy_s += weight * row.prefill_s
         fleet_load.arrivals += weight
-        fleet_load.busy_s += weight * prefill_s
+        fleet_load.busy_s += weight * row.prefill_s
         fleet_load.tokens += weight * uncached
         fleet_load.in_flight += 1
         if self._board is not None:
             self._board.touch(worker.id)
-            self._mark(self._board, lease, lease.matched_blocks)
+            if worker.truth is not NO_CACHE:
+                self._board.mark(worker.id, prompt.keys, lease.matched_blocks)
         if session is not None:
             self.sessions.note(session, worker.id)
         return lease
-
-    def _mark(self, board: LoadBoard, lease: Lease, known_blocks: int) -> None:
-        """Others may send the next prompt that begins alike before any event tells of this one."""
-        worker = lease.worker
-        if worker.truth is not NO_CACHE:
-            board.mark(marks_of(worker.id, lease.prompt.keys, known_blocks))
 
     def _insert(self, lease: Lease, walk: Walk | None) -> None:
         """The worker's model holds the whole prompt now, though the engine still has to compute it."""
@@ -443,10 +440,6 @@ class Placement:
         lease.decision.duration_s = now_s - lease.sent_s
         return True
 
-    def _tokens_ahead(self, worker: Worker, now_s: float) -> float:
-        s_per_token = self.speed.s_per_token * worker.speed.factor
-        return worker.load.backlog_tokens(now_s, s_per_token, self.load.mean_uncached_tokens())
-
     def _time(self, lease: Lease, uncached_tokens: int | None, completion_tokens: int | None, now_s: float) -> None:
         """Learns the worker's speed from the first token or, where the answer came in one piece, from all of it.
 
@@ -460,7 +453,7 @@ class Placement:
             took_s, ahead_tokens = now_s - lease.sent_s, lease.ahead_tokens
             is_known = (
                 ahead_tokens is not None
-                and worker.load.is_prompt(now_s, lease.alone)
+                and worker.load.serves_at_once(now_s, lease.alone)
                 and self.speed.observe_whole(worker.speed, ahead_tokens + uncached, completion_tokens, took_s)
             )
             if not is_known and uncached_tokens is not None:

@@ -40,15 +40,16 @@ class SharedLoad:
 
     def _count(self, told: dict[WorkerId, Told], worker_id: WorkerId, requests: int, tokens: int, now_s: float) -> None:
         """Sets one router's totals on one worker, in place of those before; a worker that came back has a load of its own."""
-        load, old_requests, old_tokens = told.pop(worker_id, (None, 0, 0))
+        before, old_requests, old_tokens = told.pop(worker_id, (None, 0, 0))
+        self._load.other_requests -= old_requests
         worker = self._fleet.get(worker_id)
-        if load is not None and (worker is None or load is not worker.load):
-            load.hear_others(-old_requests, -old_tokens, now_s, self._speed.s_per_token)
-            self._load.other_requests -= old_requests
+        if worker is None:
+            return
+        if worker.load is not before:
             old_requests = old_tokens = 0
-        if worker is not None and (requests or tokens or load is worker.load):
-            s_per_token = self._speed.s_per_token * worker.speed.factor
+        if requests or tokens or old_requests or old_tokens:
+            s_per_token = self._speed.of(worker.speed)
             worker.load.hear_others(requests - old_requests, tokens - old_tokens, now_s, s_per_token)
-            self._load.other_requests += requests - old_requests
-            if requests or tokens:
-                told[worker_id] = (worker.load, requests, tokens)
+        if requests or tokens:
+            self._load.other_requests += requests
+            told[worker_id] = (worker.load, requests, tokens)

@@ -119,6 +119,10 @@ class FleetSpeed:
         self.workers: list[WorkerSpeed] = []
         self._unfaded = 0
 
+    def of(self, worker: WorkerSpeed) -> float:
+        """Seconds per token of one worker."""
+        return self.s_per_token * worker.factor
+
     def observe(self, worker: WorkerSpeed, uncached_tokens: int, seconds: float) -> None:
         """A worker's prefill of some tokens, with nothing ahead of it, took this long. Ignored if either is not above 0."""
         if uncached_tokens <= 0 or seconds <= 0:

@@ -22,6 +22,7 @@ class Pace:
         """`interval_s` is how often it is done when nothing is new; `core_share` of a core is what doing it may take."""
         self._interval_s = interval_s
         self._core_share = core_share
+        self._most_saved_s = MOST_SAVED_S * core_share
         self._cpu_clock = cpu_clock
         self._clock = clock
         self._cost_s = 0.0  # mean CPU time
@@ -37,9 +38,8 @@ class Pace:
         self._cost_s += (took_s - self._cost_s) * FADE
         now_s = self._clock()
         share_s = (now_s - self._counted_s) * self._core_share
-        self._saved_s = max(
-            -MOST_SAVED_S * self._core_share, min(MOST_SAVED_S * self._core_share, self._saved_s + share_s) - took_s
-        )
+        saved_s = min(self._saved_s + share_s, self._most_saved_s) - took_s
+        self._saved_s = max(saved_s, -self._most_saved_s)
         self._counted_s = now_s
 
     @property

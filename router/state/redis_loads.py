@@ -8,11 +8,13 @@ import asyncio
 import contextlib
 import logging
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
 from router.core.cache_delta import Mark, RouterLoad
+from router.core.elsewhere import marks_of
 from router.core.types import WorkerId
 from router.settings import StateSettings
 from router.state.contract import StateListener
@@ -82,10 +84,11 @@ class RedisLoads:
         if not self._changed.is_set():
             self._changed.set()
 
-    def mark(self, marks: list[Mark]) -> None:
-        """Are told with the load, if anybody hears it; the caller touches the worker too."""
+    def mark(self, worker: WorkerId, keys: "array[int]", known_blocks: int) -> None:
+        """Is told with the load, if anybody hears it; the caller touches the worker too."""
         if not self._peers:
             return
+        marks = marks_of(worker, keys, known_blocks)
         self.dropped_marks += max(0, len(self._marks) + len(marks) - MAX_MARKS)
         self._marks += marks
 

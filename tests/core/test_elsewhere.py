@@ -154,5 +154,6 @@ def test_a_tail_that_is_keyed_later_is_marked_then() -> None:
 def test_a_worker_without_a_cache_is_not_told_of() -> None:
     """It will hold nothing."""
     here, _, board = pool(Truth.NONE)
-    here.choose(prompt(range(64)))
+    lease = here.choose(prompt(range(10)))
+    here.placement.extend(lease, prompt(range(64)))
     assert board.touched and not board.marks

@@ -1,9 +1,11 @@
+from array import array
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.core.cache_delta import Mark, RouterLoad
+from router.core.elsewhere import marks_of
 from router.core.fleet import Fleet
 from router.core.shared_load import MAX_TOLD
 from router.core.types import WorkerId
@@ -43,8 +45,8 @@ class Board:
     def touch(self, worker: WorkerId) -> None:
         self.touched.append(worker)
 
-    def mark(self, marks: list[Mark]) -> None:
-        self.marks += marks
+    def mark(self, worker: WorkerId, keys: "array[int]", known_blocks: int) -> None:
+        self.marks += marks_of(worker, keys, known_blocks)
 
 
 def test_totals_of_other_routers_are_added_up() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from array import array
 
 import pytest
 
@@ -69,13 +70,14 @@ async def test_marks_are_told_once(redis: RedisServer, monkeypatch: pytest.Monke
     settings = state_of(redis)
     one, two = RouterProcess(settings, "1"), RouterProcess(settings, "2")
     marks = [Mark(A, depth, 1000 + depth) for depth in range(1, 6)]
+    keys = array("Q", (mark.key for mark in marks))
     async with running(one, two):
         await eventually(lambda: two.loads.routers == 1, 3.0)
-        one.loads.mark(marks[:2])
+        one.loads.mark(A, keys[:2], 0)
         one.put_load("a", 1, 10)
-        one.loads.mark(marks[2:])
+        one.loads.mark(A, keys, 2)
         await eventually(lambda: any(load.marks for load in two.picture.loads), 1.0)
-        one.loads.mark(marks[:1])
+        one.loads.mark(A, keys[:1], 0)
         one.loads.touch(A)
         await eventually(lambda: one.loads.told_marks == 4, 1.0)
         await eventually(lambda: two.loads.heard == one.loads.told, 1.0)
