@@ -19,6 +19,7 @@ from engines.shared_answers import SharedAnswers
 from engines.sidecar.watch import shared_by_ranks, watch
 from engines.token_routes import token_routes_of
 from router.admin.app import make_app
+from router.admin.recordings import Recordings
 from router.catch_up import CatchUp
 from router.core.fleet import Fleet, FleetChange
 from router.core.placement import Placement
@@ -67,6 +68,7 @@ class Router:
             self.shared = SharedPool(settings, self.fleet, self.placement, self.intake, self._forget)
         self.catch_up = CatchUp(self.placement, time.monotonic, self._want_snapshot)
         self.overview = Overview(self.plane, self.parity, access_log, self.shared, self.catch_up)
+        self.recordings = Recordings(settings.log.max_recording_bytes, stats, time.monotonic, self._listen)
         self._stop = asyncio.Event()
         self._watches: dict[WorkerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
@@ -201,13 +203,17 @@ class Router:
 
     async def _start_admin(self, stack: contextlib.AsyncExitStack) -> int:
         listen = self.settings.listen
-        app = make_app(self.overview, self, self.stats)
+        app = make_app(self.overview, self, self.stats, self.recordings)
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=ADMIN_SHUTDOWN_S)
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         site = web.TCPSite(runner, listen.host, listen.admin_port)
         await site.start()
         return int(runner.addresses[0][1])
+
+    def _listen(self, listens: bool) -> None:
+        """Requests are noted only while somebody records."""
+        self.plane.recorder = self.recordings if listens else None
 
     def stop(self) -> None:
         """Begin to drain; a second call ends what is still in flight."""

@@ -30,6 +30,7 @@ from router.settings import ListenSettings
 
 DEFAULT_ADMIN = "http://127.0.0.1:8081"
 ADMIN_FLAGS = ("--admin", "--json")
+RECORD_FLAGS = ("--admin", "--out", "--duration", "--max-bytes", "--max-requests", "--max-blocks")
 SETTINGS_HELP = (
     "Every flag can also be a WARMLINE_* variable (WARMLINE_PORT) or a key of the file (port). "
     "A flag beats a variable, a variable the file."
@@ -115,7 +116,25 @@ def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", parents=[admin], help="show why a request went where it went", allow_abbrev=False)
     explain.add_argument("request_id", metavar="REQUEST_ID", help="the X-Request-ID of its answer, or `id` in the access log")
     explain.set_defaults(run=run_explain, parser=explain, flags=ADMIN_FLAGS)
+    add_record(commands, environ)
     return parser
+
+
+def add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", environ: Mapping[str, str]) -> None:
+    record = commands.add_parser("record", help="write an anonymous trace of a running router's traffic", allow_abbrev=False)
+    address = environ.get("WARMLINE_ADMIN", DEFAULT_ADMIN)
+    record.add_argument("--admin", metavar="URL", default=address, help="the router's admin port (default: %(default)s)")
+    record.add_argument(
+        "--out", metavar="FILE.jsonl.gz", required=True, type=Path, help="a new file; without .gz it is plain text"
+    )
+    record.add_argument("--duration", metavar="TIME", help="end after 90s, 10m, 2h, … (default: Ctrl-C)")
+    record.add_argument(
+        "--max-bytes", metavar="BYTES", default="256m", help="end before FILE gets larger (default: %(default)s)"
+    )
+    record.add_argument("--max-requests", metavar="N", help="end with that many (default: no limit)")
+    blocks = "blocks of 16 tokens remembered, 120 bytes each; those asked for again later count as new (default: %(default)s)"
+    record.add_argument("--max-blocks", metavar="N", default="4m", help=blocks)
+    record.set_defaults(run=run_record, parser=record, flags=RECORD_FLAGS)
 
 
 class ShowVersion(argparse.Action):
@@ -207,6 +226,13 @@ def run_explain(arguments: argparse.Namespace) -> int:
     from router.cli_show import show_decision
 
     return show_decision(arguments.admin, arguments.request_id, arguments.json)
+
+
+def run_record(arguments: argparse.Namespace) -> int:
+    from router.cli_record import read_limits, record
+
+    limits = read_limits(arguments.duration, arguments.max_bytes, arguments.max_requests, arguments.max_blocks)
+    return record(arguments.admin, arguments.out, limits)
 
 
 if __name__ == "__main__":

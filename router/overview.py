@@ -89,6 +89,8 @@ class Overview:
         yield Bound("max_workers", len(plane.fleet), settings.fleet.max_workers)
         waiting = self._access_log.waiting if self._access_log is not None else 0
         yield Bound("max_log_lines", waiting, settings.log.max_log_lines)
+        recorded = plane.recorder.waiting_bytes() if plane.recorder is not None else 0
+        yield Bound("max_recording_bytes", recorded, settings.log.max_recording_bytes)
         counts = [(plane.pool.open_count(worker.id), plane.pool.idle_count(worker.id)) for worker in plane.fleet.workers]
         most_open, most_idle = (max(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
         yield Bound("max_connections_per_worker", most_open, settings.upstream.max_connections_per_worker)
@@ -121,6 +123,9 @@ class Overview:
             },
             errors=dict(pool.health.errors),
         )
+
+    def policy(self) -> str:
+        return self._plane.settings.routing.policy
 
     def closing(self) -> bool:
         return self._plane.draining

@@ -240,6 +240,9 @@ class LogSettings(Checked):
     log_level: str = knob("info", "least severe message shown", choices=LOG_LEVELS)
     access_log: bool = knob(True, "one line per request on standard output")
     max_log_lines: int = knob(10_000, "access-log lines waiting to be written; further ones are dropped and counted", low=1)
+    max_recording_bytes: int = knob(
+        16 * 1024**2, "finished requests waiting for `warmline record`; further ones are dropped and counted", low=64 * 1024
+    )
 
 
 @dataclass(frozen=True)

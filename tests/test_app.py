@@ -287,3 +287,18 @@ async def test_tokens_are_compared_unless_told_not_to(check_tokens: bool, tmp_pa
             await until(lambda: "m" in made.router.parity.models)
         models = (await made.get("/models"))[1]["models"]
         assert [model["model"] for model in models] == (["m"] if check_tokens else [])
+
+
+async def test_a_recording_lives_as_long_as_the_router() -> None:
+    """While somebody records, requests are told to them; a router that ends closes the recording with its last requests."""
+    async with engine() as one, running(f"http://{one.worker_id}") as made:
+        await made.ready(1)
+        assert made.router.plane.recorder is None
+        async with made.http.get(made.admin + "/recording") as answer:
+            head = orjson.loads(await answer.content.readline())
+            assert head["policy"] == "warm" and len(head["workers"]) == 1 and made.router.plane.recorder is not None
+            await made.chat()
+            made.router.stop()
+            lines = [orjson.loads(line) async for line in answer.content]
+        assert len([line for line in lines if "input_length" in line]) == 1 and lines[-1] == {"end": "router_stopped"}
+        await until(lambda: made.router.plane.recorder is None)

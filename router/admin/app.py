@@ -1,6 +1,7 @@
 """The admin port: metrics, health, workers and decisions. It listens apart from traffic and shares only the event loop."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -11,7 +12,16 @@ from aiohttp import web
 from router.admin.exposition import CONTENT_TYPE, pieces
 from router.admin.figures import Bound, IndexFigures, ModelFigures, SharedFigures, WorkerFigures, decision_row
 from router.admin.metrics import RouterCollector
-from router.admin.replies import DecisionNotFound, WorkerExists, WorkerNotFound, json_reply, with_request_id
+from router.admin.recording_stream import stream_recording
+from router.admin.recordings import Recordings
+from router.admin.replies import (
+    DecisionNotFound,
+    WorkerExists,
+    WorkerNotFound,
+    json_reply,
+    refuse_other_sites,
+    with_request_id,
+)
 from router.core.stats import Stats
 from router.core.types import Decision, Lifecycle
 from router.errors import InvalidField, MalformedJson, SettingsError
@@ -45,6 +55,9 @@ class View(Protocol):
     def shared(self) -> SharedFigures | None:
         """None where no Redis is used."""
 
+    def policy(self) -> str:
+        """How workers are chosen."""
+
     def closing(self) -> bool:
         """True once the router has begun to shut down."""
 
@@ -63,10 +76,15 @@ class Control(Protocol):
     def resume_worker(self, worker_id: str) -> None: ...
 
 
-def make_app(view: View, control: Control, stats: Stats) -> web.Application:
-    """The aiohttp application; whoever runs it opens and closes its port."""
+def make_app(view: View, control: Control, stats: Stats, recordings: Recordings) -> web.Application:
+    """The aiohttp application; whoever runs it opens and closes its port. Closing it ends recordings."""
     app = web.Application(middlewares=[with_request_id], client_max_size=MAX_BODY_BYTES)
-    routes = AdminRoutes(view, control, stats)
+    routes = AdminRoutes(view, control, stats, recordings)
+
+    async def end_recordings(_: web.Application) -> None:
+        recordings.closing.set()
+
+    app.on_shutdown.append(end_recordings)
     app.add_routes(
         [
             web.get("/metrics", routes.metrics),
@@ -81,6 +99,7 @@ def make_app(view: View, control: Control, stats: Stats) -> web.Application:
             web.delete("/workers/{id:.+}", routes.remove_worker),
             web.get("/decisions", routes.list_decisions),
             web.get("/decisions/{id:.+}", routes.show_decision),
+            web.get("/recording", routes.record, allow_head=False),
         ]
     )
     return app
@@ -89,9 +108,10 @@ def make_app(view: View, control: Control, stats: Stats) -> web.Application:
 class AdminRoutes:
     """One method per route; RouterError becomes the JSON answer."""
 
-    def __init__(self, view: View, control: Control, stats: Stats) -> None:
+    def __init__(self, view: View, control: Control, stats: Stats, recordings: Recordings) -> None:
         self._view = view
         self._control = control
+        self._recordings = recordings
         self._collector = RouterCollector(stats, view.workers, view.bounds, view.index, view.key_sources, view.shared)
 
     async def metrics(self, request: web.Request) -> web.StreamResponse:
@@ -164,6 +184,11 @@ class AdminRoutes:
         if decision is None:
             raise DecisionNotFound(f"No decision for request {request_id}; only the latest are kept (decision_log_size)")
         return json_reply(decision_row(decision))
+
+    async def record(self, request: web.Request) -> web.StreamResponse:
+        """A line for each request that ends from now on, without text or names, until the client leaves."""
+        refuse_other_sites(request)
+        return await stream_recording(request, self._recordings, self._view.workers, self._view.policy(), time.time())
 
     def _worker(self, request: web.Request) -> WorkerFigures:
         """Ids are HOST:PORT[/PREFIX], percent-encoded or not."""

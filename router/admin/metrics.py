@@ -106,12 +106,14 @@ PLAIN_COUNTERS = (  # field of Stats, name without warmline_ and _total, help
     ("connections_refused", "connections_refused", "Client connections closed at the limit"),
     ("stale_connection_retries", "stale_connection_retries", "Requests sent again because a reused connection was dead"),
     ("log_lines_dropped", "log_lines_dropped", "Access-log lines dropped because their reader is too slow"),
+    ("recording_dropped", "recording_dropped", "Finished requests missing in a recording because its reader is too slow"),
 )  # fmt: skip
 
 
 def plain_counters(stats: Stats) -> Iterator[Metric]:
     for attribute, name, text in PLAIN_COUNTERS:
         yield CounterMetricFamily(f"warmline_{name}", text, value=getattr(stats, attribute))
+    yield GaugeMetricFamily("warmline_recordings", "Recordings of the traffic going on", value=stats.recordings)
 
 
 def histograms(stats: Stats) -> Iterator[Metric]:

@@ -97,9 +97,13 @@ def as_router_error(error: web.HTTPException, method: str, path: str) -> RouterE
 
 def refuse_foreign_page(request: web.Request) -> None:
     """A page open in the operator's browser can POST to a loopback port unasked: refuse what names another origin."""
-    if request.method in ("GET", "HEAD"):
-        return
+    if request.method not in ("GET", "HEAD"):
+        refuse_other_sites(request)
+
+
+def refuse_other_sites(request: web.Request) -> None:
+    """Raises ForeignPage for what a browser sent on behalf of another site, whatever the method."""
     origin = request.headers.get("Origin")
     foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("Host")
     if foreign or request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-        raise ForeignPage("The admin port takes no changes from pages of other sites")
+        raise ForeignPage("The admin port takes no such request from pages of other sites")

@@ -73,6 +73,8 @@ class Stats:
         self.stale_connection_retries = 0
         self.loop_lag_s = Histogram(DECISION_BUCKETS_S)
         self.log_lines_dropped = 0
+        self.recordings = 0  # going on
+        self.recording_dropped = 0  # requests that a recording had no room for
 
     def ttft_of(self, worker: str) -> Histogram:
         """The histogram of one worker, made on first use."""

@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 from router.core.placement import Lease
 from router.core.types import PromptKeys, WorkerId
-from router.errors import (
-    Overloaded,
-    PathNotFound,
-    RouterError,
-    RouterFull,
-    UpstreamBroken,
-    UpstreamClosed,
-    UpstreamTimeout,
-)
+from router.errors import Overloaded, PathNotFound, RouterError, RouterFull, UpstreamBroken, UpstreamClosed, UpstreamTimeout
 from router.proxy.access import access_entry
 from router.proxy.own_answers import own_answer
 from router.proxy.relay import Relay
@@ -473,10 +465,14 @@ class Exchange:
         if self._keying is not None and not self._sent:
             self._keying.cancel()
         if lease is not None:
+            usage = None
             if relay is not None and self.answer_started:
-                plane.placement.finish(lease, now_s, relay.usage(), outcome, status)
+                usage = relay.usage()
+                plane.placement.finish(lease, now_s, usage, outcome, status)
             else:
                 plane.placement.fail(lease, now_s, outcome, status)
+            if plane.recorder is not None:
+                plane.recorder.note(lease, usage)
         stats.requests_in_flight -= 1
         stats.buffered_bytes -= self._body_in
         duration_s = now_s - self.request.started_s

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from router.core.fleet import Fleet, Worker
-from router.core.placement import Placement
+from router.core.placement import Lease, Placement
 from router.core.retry import RetryBudget
 from router.core.stats import Stats
-from router.core.types import WorkerId
+from router.core.types import Usage, WorkerId
 from router.errors import RouterError
 from router.log import AccessEntry
 from router.proxy.routes import OTHER
@@ -27,6 +27,16 @@ log = logging.getLogger("warmline.proxy")
 
 class AccessSink(Protocol):
     def write(self, entry: AccessEntry) -> None: ...
+
+
+class Recorder(Protocol):
+    """Who keeps a trace of the traffic."""
+
+    def note(self, lease: Lease, usage: Usage | None) -> None:
+        """A request that had a worker is over; its lease says how it went. Called for each, so it only keeps them."""
+
+    def waiting_bytes(self) -> int:
+        """Memory of what is kept and not yet passed on."""
 
 
 class DataPlane:
@@ -52,6 +62,7 @@ class DataPlane:
         self.placement = placement
         self.keyer = keyer
         self.access_log = access_log
+        self.recorder: Recorder | None = None  # set while somebody records
         self.clock = clock
         self.wall = wall
         self.pool = UpstreamPool(settings.upstream, stats, clock)

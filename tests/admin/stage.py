@@ -13,6 +13,7 @@ from yarl import URL
 
 from router.admin.app import make_app
 from router.admin.figures import Bound, IndexFigures, ModelFigures, ShapeFigures, SharedFigures, WorkerFigures, WorkerTokens
+from router.admin.recordings import Recordings
 from router.core.fleet import Fleet
 from router.core.placement import Lease, Placement
 from router.core.stats import Stats
@@ -68,6 +69,12 @@ class Stage:
         self.placement = Placement(RoutingSettings(), CacheSettings(), self.fleet, self.stats, random.Random(1))
         self.watched: list[EngineSpec] = []
         self.is_closing = False
+        self.listens = False
+        self.now_s = NOW_S
+        self.recordings = Recordings(64 * 1024, self.stats, lambda: self.now_s, self._listen)
+
+    def _listen(self, listens: bool) -> None:
+        self.listens = listens
 
     # What the port reads
 
@@ -107,6 +114,9 @@ class Stage:
 
     def shared(self) -> SharedFigures | None:
         return None
+
+    def policy(self) -> str:
+        return "warm"
 
     def closing(self) -> bool:
         return self.is_closing
@@ -176,7 +186,7 @@ class AdminClient:
 
 @asynccontextmanager
 async def admin_port(stage: Stage) -> AsyncIterator[AdminClient]:
-    runner = web.AppRunner(make_app(stage, stage, stage.stats), access_log=None, shutdown_timeout=0.1)
+    runner = web.AppRunner(make_app(stage, stage, stage.stats, stage.recordings), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,0 +1,1 @@
+"""Request traces: what was asked when, without the text."""
