@@ -108,22 +108,23 @@ def make_parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=environ.get("WARMLINE_ADMIN", DEFAULT_ADMIN),
         help=f"the router's admin port (default: WARMLINE_ADMIN, else {DEFAULT_ADMIN})",
     )
-    admin.add_argument("--json", action="store_true", help="print the answer as JSON")
+    shown = argparse.ArgumentParser(parents=[admin], add_help=False, allow_abbrev=False)
+    shown.add_argument("--json", action="store_true", help="print the answer as JSON")
 
-    workers = commands.add_parser("workers", parents=[admin], help="show the workers of a running router", allow_abbrev=False)
+    workers = commands.add_parser("workers", parents=[shown], help="show the workers of a running router", allow_abbrev=False)
     workers.set_defaults(run=run_workers, parser=workers, flags=ADMIN_FLAGS)
 
-    explain = commands.add_parser("explain", parents=[admin], help="show why a request went where it went", allow_abbrev=False)
+    explain = commands.add_parser("explain", parents=[shown], help="show why a request went where it went", allow_abbrev=False)
     explain.add_argument("request_id", metavar="REQUEST_ID", help="the X-Request-ID of its answer, or `id` in the access log")
     explain.set_defaults(run=run_explain, parser=explain, flags=ADMIN_FLAGS)
-    add_record(commands, environ)
+    add_record(commands, admin)
     return parser
 
 
-def add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", environ: Mapping[str, str]) -> None:
-    record = commands.add_parser("record", help="write an anonymous trace of a running router's traffic", allow_abbrev=False)
-    address = environ.get("WARMLINE_ADMIN", DEFAULT_ADMIN)
-    record.add_argument("--admin", metavar="URL", default=address, help="the router's admin port (default: %(default)s)")
+def add_record(commands: "argparse._SubParsersAction[argparse.ArgumentParser]", admin: argparse.ArgumentParser) -> None:
+    record = commands.add_parser(
+        "record", parents=[admin], help="write an anonymous trace of a running router's traffic", allow_abbrev=False
+    )
     record.add_argument(
         "--out", metavar="FILE.jsonl.gz", required=True, type=Path, help="a new file; without .gz it is plain text"
     )

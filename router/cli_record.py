@@ -11,14 +11,12 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
-from urllib.error import HTTPError, URLError
-from urllib.request import ProxyHandler, Request, build_opener
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from router.cli_show import AdminError, base_url, error_text, fail
+from router.cli_show import AdminError, admin_errors, asked, base_url, fail
 from router.errors import SettingsError
 from router.options import SIZE_UNITS, read_size
 from router.trace_file import TraceFile
@@ -86,7 +84,10 @@ def record(admin: str, out: Path, limits: RecordLimits) -> int:
         with Interrupts() as interrupts, TraceFile(out, limits.max_bytes) as file:
             try:
                 recorder = Recorder(file, limits, interrupts)
-                with opened(base_url(admin)) as answer:
+                base = base_url(admin)
+                with admin_errors(base):
+                    answer = asked(base + "/recording", "application/x-ndjson", SILENCE_S)
+                with answer:
                     ended = recorder.run(answer)
             except AdminError:
                 out.unlink()  # nothing came, so nothing is left
@@ -97,23 +98,6 @@ def record(admin: str, out: Path, limits: RecordLimits) -> int:
         return fail(AdminError(f"--out {out}: {error.strerror or error}"))
     print(f"{out}: {recorder.summary()}; {ENDINGS[ended]}")
     return 0 if ended in WANTED else 1
-
-
-@contextmanager
-def opened(base: str) -> Iterator[HTTPResponse]:
-    """The router's recording, proxies ignored. Raises AdminError."""
-    try:
-        request = Request(base + "/recording", headers={"Accept": "application/x-ndjson"})
-        answer = build_opener(ProxyHandler({})).open(request, timeout=SILENCE_S)
-    except HTTPError as error:
-        with error:
-            raise AdminError(error_text(base, error)) from None
-    except URLError as error:
-        raise AdminError(f"no router answers at {base}: {getattr(error.reason, 'strerror', None) or error.reason}") from None
-    except (OSError, ValueError, HTTPException) as error:
-        raise AdminError(f"no usable answer from {base}: {error or type(error).__name__}") from None
-    with answer:
-        yield answer
 
 
 class Stopped(Exception):

@@ -9,7 +9,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -97,12 +98,25 @@ def console() -> Console:
 
 
 def fetch(admin: str, path: str) -> dict[str, Any]:
-    """GET on the admin port, proxies ignored. Raises AdminError."""
+    """GET on the admin port. Raises AdminError."""
     base = base_url(admin)
+    with admin_errors(base), asked(base + path, "application/json", TIMEOUT_S) as response:
+        body = response.read(MAX_ANSWER_BYTES)
+    return read_object(base, body)
+
+
+def asked(url: str, accept: str, timeout_s: float) -> http.client.HTTPResponse:
+    """The answer to a GET, proxies ignored, its body not yet read."""
+    request = Request(url, headers={"Accept": accept})
+    answer: http.client.HTTPResponse = build_opener(ProxyHandler({})).open(request, timeout=timeout_s)
+    return answer
+
+
+@contextmanager
+def admin_errors(base: str) -> Iterator[None]:
+    """What can go wrong within it is told as AdminError."""
     try:
-        request = Request(base + path, headers={"Accept": "application/json"})
-        with build_opener(ProxyHandler({})).open(request, timeout=TIMEOUT_S) as response:
-            body = response.read(MAX_ANSWER_BYTES)
+        yield
     except HTTPError as error:
         with error:
             raise AdminError(error_text(base, error)) from None
@@ -110,7 +124,6 @@ def fetch(admin: str, path: str) -> dict[str, Any]:
         raise AdminError(f"no router answers at {base}: {getattr(error.reason, 'strerror', None) or error.reason}") from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise AdminError(f"no usable answer from {base}: {error or type(error).__name__}") from None
-    return read_object(base, body)
 
 
 def base_url(admin: str) -> str:

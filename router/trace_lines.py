@@ -4,7 +4,6 @@ The file holds numbers, truth values and short code words only, whatever the rou
 """
 
 import json
-import math
 import re
 from array import array
 from binascii import Error as Base64Error
@@ -166,7 +165,7 @@ def number(sent: Mapping[str, Any], name: str) -> float | None:
     value = sent.get(name)
     if value is None:
         return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MAX_WHOLE or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < MAX_WHOLE:
         raise NotARecording(f"{name} is no number from 0 on")
     return value
 

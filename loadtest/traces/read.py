@@ -2,10 +2,10 @@
 
 import gzip
 import json
+import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -17,6 +17,9 @@ KEY_TOKENS: Final = 16
 BLOCK_TOKENS: Final = {"mooncake": 512, "toolagent": 512, "agentic": 64, "shared_prefix": 16, "bailian": 16, "qwen": 16}
 MIXER: Final = 0x9E3779B97F4A7C15  # spreads consecutive ids over 64 bits (2^64 over the golden ratio)
 MASK: Final = 2**64 - 1
+MAX_LINE_BYTES: Final = 32 * 1024 * 1024
+MAX_PROMPT_TOKENS: Final = 16 * 1024 * 1024
+MAX_WHOLE: Final = 2**53
 
 
 class TraceError(Exception):
@@ -47,31 +50,56 @@ def block_tokens_of(path: Path) -> int:
 
 
 def records_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, JSON object) of a file of JSON lines, gzipped or not. Raises TraceError, OSError."""
+    """(line, JSON object) of a file of JSON lines; empty lines are passed by. Raises TraceError, OSError."""
+    for number, data in lines_of(path, cut_off=False):
+        if data.strip():
+            yield number, object_of(path, number, data)
+
+
+def lines_of(path: Path, cut_off: bool) -> Iterator[tuple[int, bytes]]:
+    """(number, line), gzipped or not. `cut_off`: the file may be, and ends with its last whole line. Raises TraceError for a
+    line of MAX_LINE_BYTES or a file that ends where it should not, OSError."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
-        lines = TextIOWrapper(gzip.GzipFile(fileobj=raw) if packed else raw, "utf-8")
-        try:
-            for number, line in enumerate(lines, 1):
-                if line.strip():
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise TraceError(f"{path.name}, line {number}: not a JSON object")
-                    yield number, record
-        except (ValueError, EOFError, gzip.BadGzipFile) as error:
-            raise TraceError(f"{path.name}: {error}") from error
+        lines = gzip.GzipFile(fileobj=raw) if packed else raw
+        number = 0
+        while True:
+            number += 1
+            try:
+                data = lines.readline(MAX_LINE_BYTES)
+            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+                if cut_off:
+                    return
+                raise TraceError(f"{path.name}: {error}") from error
+            if len(data) >= MAX_LINE_BYTES:
+                raise TraceError(f"{path.name}, line {number}: longer than {MAX_LINE_BYTES} bytes")
+            if not data or (cut_off and not data.endswith(b"\n")):
+                return
+            yield number, data
+
+
+def object_of(path: Path, number: int, data: bytes) -> dict[str, Any]:
+    """The JSON object in a line. Raises TraceError."""
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{path.name}, line {number}: no JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise TraceError(f"{path.name}, line {number}: not a JSON object")
+    return record
 
 
 def read_trace(path: Path, cut: Cut = Cut()) -> Trace:
     """The requests of the cut, in order of arrival, the first at 0 s. Raises TraceError, OSError."""
     block = (cut.block_tokens or block_tokens_of(path)) / cut.scale
     rng = Random(cut.seed)
-    records = list(chosen(path, cut, rng))
     found: list[TraceRequest] = []
-    for number, record in records:
+    for number, record in chosen(path, cut, rng):
         try:
             found.append(request_of(record, block, cut, rng))
+        except TraceError as error:
+            raise TraceError(f"{path.name}, line {number}: {error}") from None
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise TraceError(f"{path.name}, line {number}: {error!r}") from error
     if not found:
@@ -108,9 +136,6 @@ def redrawn(path: Path, within_s: float, rng: Random) -> list[tuple[int, dict[st
 
 
 def request_of(record: dict[str, Any], block: float, cut: Cut, rng: Random) -> TraceRequest:
-    ids = record.get("hash_ids")
-    if ids is None:
-        ids = [number for first, count in record.get("hash_runs", ()) for number in range(first, first + count)]
     prompt_tokens = max(1, round(record["input_length"] / cut.scale))
     output_tokens = max(1, round(record["output_length"] / cut.scale))
     if cut.max_output_tokens is not None:
@@ -121,7 +146,7 @@ def request_of(record: dict[str, Any], block: float, cut: Cut, rng: Random) -> T
     think_ms = record.get("think_ms")
     return TraceRequest(
         at_s=at_s,
-        keys=spread(ids, block, prompt_tokens // KEY_TOKENS),
+        keys=spread(ids_of(record), block, prompt_tokens // KEY_TOKENS),
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
         session=None if session is None else str(session),
@@ -140,3 +165,28 @@ def spread(ids: Sequence[int], block: float, most: int) -> "array[int]":
         part = at - int(index * block) // KEY_TOKENS
         keys.append(((ids[index] + 1) * MIXER + part * (MIXER >> 7)) & MASK)
     return keys
+
+
+def ids_of(record: Mapping[str, Any]) -> Sequence[int]:
+    """The numbers of the prompt's blocks, written one by one or as runs."""
+    runs = record.get("hash_runs")
+    if runs is None:
+        ids = record.get("hash_ids", [])
+        if not isinstance(ids, list):
+            raise TraceError("hash_ids is no list")
+    else:
+        ids = []
+        for first, count in runs:
+            if len(ids) + is_whole(count, "hash_runs") > MAX_PROMPT_TOKENS:
+                raise TraceError("hash_runs has more blocks than a prompt")
+            ids.extend(range(is_whole(first, "hash_runs"), first + count))
+    if not all(type(number) is int and 0 <= number < MAX_WHOLE for number in ids):
+        raise TraceError("a block's number is no count")
+    return ids
+
+
+def is_whole(value: Any, name: str) -> int:
+    """The value. Raises TraceError for what is no count."""
+    if type(value) is not int or not 0 <= value < MAX_WHOLE:
+        raise TraceError(f"{name} is no count")
+    return value

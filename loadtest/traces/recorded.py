@@ -1,24 +1,29 @@
 """Traces that `warmline record` wrote, with what was measured of each request. docs/recording.md has their form."""
 
-import gzip
-import json
-import zlib
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
-from loadtest.traces.read import MASK, MIXER, TraceError, spread
+from loadtest.traces.read import (
+    KEY_TOKENS,
+    MASK,
+    MAX_PROMPT_TOKENS,
+    MAX_WHOLE,
+    MIXER,
+    TraceError,
+    ids_of,
+    is_whole,
+    lines_of,
+    object_of,
+    spread,
+)
 from loadtest.traces.request import Measured, Trace, TraceRequest
 
-BLOCK_TOKENS: Final = 16
-MAX_LINE_BYTES: Final = 32 * 1024 * 1024
-MAX_PROMPT_TOKENS: Final = 16 * 1024 * 1024
 MAX_REQUESTS: Final = 5_000_000
 MAX_BLOCKS: Final = 100_000_000  # of all prompts together, 8 bytes each
-MAX_WHOLE: Final = 2**53
 TOKEN_S: Final = 0.02  # taken for one token of output where no request of the file tells how long it takes
 SURE_BLOCKS: Final = 8  # of a prompt that tells how many tokens a block of text has
 UNKNOWN_WORKER: Final = -1
@@ -55,8 +60,8 @@ class RecordingHeader:
 def is_recording(path: Path) -> bool:
     """Whether its first line says so. Raises OSError."""
     try:
-        for _, record in lines_of(path):
-            return "warmline_trace" in record
+        for number, data in lines_of(path, cut_off=True):
+            return "warmline_trace" in object_of(path, number, data)
     except TraceError:
         pass
     return False
@@ -70,7 +75,8 @@ def read_recording(path: Path, max_blocks: int = MAX_BLOCKS) -> tuple[Trace, Rec
     """
     reading = Reading(path.name, max_blocks)
     number = 0
-    for number, record in lines_of(path):
+    for number, data in lines_of(path, cut_off=True):
+        record = object_of(path, number, data)
         try:
             reading.take(record)
         except (TraceError, KeyError, TypeError, ValueError, OverflowError) as error:
@@ -78,32 +84,6 @@ def read_recording(path: Path, max_blocks: int = MAX_BLOCKS) -> tuple[Trace, Rec
     if number == 0:
         raise TraceError(f"{path.name}: it is empty")
     return reading.finished()
-
-
-def lines_of(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(line, JSON object), gzipped or not; ends at the last whole line of a file that was cut off."""
-    with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        lines = gzip.GzipFile(fileobj=raw) if packed else raw
-        number = 0
-        while True:
-            number += 1
-            try:
-                data = lines.readline(MAX_LINE_BYTES)
-            except (EOFError, gzip.BadGzipFile, zlib.error):
-                return
-            if len(data) >= MAX_LINE_BYTES:
-                raise TraceError(f"{path.name}, line {number}: longer than {MAX_LINE_BYTES} bytes")
-            if not data.endswith(b"\n"):
-                return
-            try:
-                record = json.loads(data)
-            except (ValueError, RecursionError) as error:
-                raise TraceError(f"{path.name}, line {number}: no JSON: {error}") from None
-            if not isinstance(record, dict):
-                raise TraceError(f"{path.name}, line {number}: not a JSON object")
-            yield number, record
 
 
 class Reading:
@@ -158,8 +138,8 @@ class Reading:
     def _head(self, record: Mapping[str, Any]) -> None:
         if record.get("warmline_trace") != 1:
             raise TraceError("not the first line of a trace that this version reads")
-        if record.get("block_tokens") != BLOCK_TOKENS:
-            raise TraceError(f"blocks are not of {BLOCK_TOKENS} tokens")
+        if record.get("block_tokens") != KEY_TOKENS:
+            raise TraceError(f"blocks are not of {KEY_TOKENS} tokens")
         recorded_at = record.get("recorded_at")
         self._recorded_at = recorded_at if isinstance(recorded_at, str) else None
         self._workers = workers_of(record)
@@ -201,7 +181,7 @@ class Reading:
     def _ids(self, record: Mapping[str, Any], request: TraceRequest) -> None:
         """Takes the numbers of its blocks; keys are made of them when all of the file is known."""
         ids = ids_of(record)
-        size = request.prompt_tokens // BLOCK_TOKENS
+        size = request.prompt_tokens // KEY_TOKENS
         self._blocks_left -= max(size, len(ids))
         if self._blocks_left < 0:
             raise TraceError("the prompts of the file have more blocks than are read at a time")
@@ -215,33 +195,15 @@ class Reading:
         """A key for each full block of each prompt. A text block has as many tokens as it has in most prompts of the file,
         the same in all, so that what two prompts share stays shared. Blocks that the router did not know get keys that
         nothing else has."""
-        text_block = median(self._text_block) if self._text_block else float(BLOCK_TOKENS)
+        text_block = median(self._text_block) if self._text_block else float(KEY_TOKENS)
         fresh = 2**63  # far from the numbers of those that are known
         for request, by_text in zip(self._found, self._by_text, strict=True):
-            size = request.prompt_tokens // BLOCK_TOKENS
-            keys = spread(request.keys, text_block if by_text else float(BLOCK_TOKENS), size)
+            size = request.prompt_tokens // KEY_TOKENS
+            keys = spread(request.keys, text_block if by_text else float(KEY_TOKENS), size)
             missing = size - len(keys)
             keys.extend([((fresh + at) * MIXER) & MASK for at in range(missing)])
             fresh += missing
             request.keys = keys
-
-
-def ids_of(record: Mapping[str, Any]) -> Sequence[int]:
-    """The numbers of the prompt's blocks, written one by one or as runs."""
-    runs = record.get("hash_runs")
-    if runs is None:
-        ids = record.get("hash_ids", [])
-        if not isinstance(ids, list):
-            raise TraceError("hash_ids is no list")
-    else:
-        ids = []
-        for first, count in runs:
-            if len(ids) + is_whole(count, "hash_runs") > MAX_PROMPT_TOKENS:
-                raise TraceError("hash_runs has more blocks than a prompt")
-            ids.extend(range(is_whole(first, "hash_runs"), first + count))
-    if not all(type(number) is int and 0 <= number < MAX_WHOLE for number in ids):
-        raise TraceError("a block's number is no count")
-    return ids
 
 
 def was_taken(record: Mapping[str, Any]) -> bool:
@@ -301,13 +263,6 @@ def whole(record: Mapping[str, Any], name: str) -> int:
 def count_or_none(record: Mapping[str, Any], name: str) -> int | None:
     value = record.get(name)
     return None if value is None else is_whole(value, name)
-
-
-def is_whole(value: Any, name: str) -> int:
-    """The value. Raises TraceError for what is no count."""
-    if type(value) is not int or not 0 <= value < MAX_WHOLE:
-        raise TraceError(f"{name} is no count")
-    return value
 
 
 def amount_or_none(record: Mapping[str, Any], name: str) -> float | None:

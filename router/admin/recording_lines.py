@@ -69,12 +69,10 @@ class LineMaker:
         )
 
     def request(self, lease: Lease, usage: Usage | None) -> bytes:
-        """One finished request. `keys`: a little-endian signed 64-bit number for each keyed block, in base64."""
+        """One finished request. `keys`: eight bytes for each keyed block, in base64: equal or not, they mean nothing else."""
         decision, prompt = lease.decision, lease.prompt
         told_tokens, _, output_tokens = usage or (None, None, None)
         keys = self._salt.of_keys(prompt.keys)
-        if _BIG_ENDIAN:
-            keys.byteswap()
         session = decision.session
         return line(
             {
@@ -110,7 +108,7 @@ class LineMaker:
         number = self._numbers.get(worker.id)
         if number is None and len(self._rows) < MAX_NUMBERED_WORKERS:
             number = self._numbers[worker.id] = len(self._rows)
-            self._rows.append(joined_row(worker))
+            self._rows.append(worker_row(worker, None))
             self.has_new_worker = True
         return number
 
@@ -118,7 +116,7 @@ class LineMaker:
         """A row of each worker that there was, by its number; those that left keep the numbers they had."""
         for worker in workers:
             number = self._numbers.get(worker.id)
-            row = worker_row(worker)
+            row = worker_row(worker, worker.prefill_tokens_per_s)
             if number is not None:
                 self._rows[number] = row
             elif len(self._rows) < MAX_NUMBERED_WORKERS:
@@ -128,26 +126,14 @@ class LineMaker:
         return self._rows
 
 
-def worker_row(worker: WorkerFigures) -> dict[str, Any]:
-    """What is told of a worker: never its address, models or adapters."""
+def worker_row(worker: Worker | WorkerFigures, prefill_tokens_per_s: float | None) -> dict[str, Any]:
+    """What is told of a worker: never its address, models or adapters. Speed: None of one that nobody has looked up yet."""
     return {
         "kind": worker.kind,
         "truth": worker.truth,
         "capacity_tokens": worker.capacity_tokens,
         "block_tokens": worker.block_tokens,
-        "prefill_tokens_per_s": worker.prefill_tokens_per_s,
-        "weight": worker.weight,
-    }
-
-
-def joined_row(worker: Worker) -> dict[str, Any]:
-    """The same of one that joined since workers were last told, or left already."""
-    return {
-        "kind": worker.kind,
-        "truth": worker.truth,
-        "capacity_tokens": worker.capacity_tokens,
-        "block_tokens": worker.block_tokens,
-        "prefill_tokens_per_s": None,
+        "prefill_tokens_per_s": prefill_tokens_per_s,
         "weight": worker.weight,
     }
 
@@ -158,6 +144,3 @@ def milliseconds(seconds: float | None) -> float | None:
 
 def line(value: Mapping[str, Any]) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE)
-
-
-_BIG_ENDIAN = array("H", [1]).tobytes()[:1] == b"\0"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.traces import read
 from loadtest.traces.read import Cut, TraceError, block_tokens_of, read_trace
 
 
@@ -98,6 +99,26 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(TraceError, match="mooncake"):
         read_trace(path)
+
+
+def test_a_file_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    """Bytes that do not unpack are told as what they are."""
+    path = written(tmp_path, *(record(at, 600, [at]) for at in range(500)))
+    data = bytearray(path.read_bytes())
+    data[20:60] = bytes(40)
+    path.write_bytes(data)
+    with pytest.raises(TraceError, match="mooncake"):
+        read_trace(path)
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A short line cannot say that a prompt has more blocks than any has, and a line has a longest length."""
+    runs = {"timestamp": 1, "input_length": 2048, "output_length": 8, "hash_runs": [[0, 10**15]]}
+    with pytest.raises(TraceError, match="line 1: hash_runs has more blocks than a prompt"):
+        read_trace(written(tmp_path, runs))
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 1000)
+    with pytest.raises(TraceError, match="line 2: longer than 1000 bytes"):
+        read_trace(written(tmp_path, record(0, 600, [1]), record(1, 600, list(range(1000)))))
 
 
 def test_unknown_names_need_the_size_of_their_blocks() -> None:

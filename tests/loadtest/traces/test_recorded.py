@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.traces import recorded
+from loadtest.traces import read, recorded
 from loadtest.traces.read import TraceError
 from loadtest.traces.recorded import RecordedWorker, is_recording, read_recording
 from loadtest.traces.request import TraceRequest
@@ -270,6 +270,6 @@ def test_memory_is_bounded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorded, "MAX_REQUESTS", 2)
     with pytest.raises(TraceError, match="line 4: more than 2 requests"):
         read_recording(written(path, HEAD, *[asked()] * 3))
-    monkeypatch.setattr(recorded, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(read, "MAX_LINE_BYTES", 1000)
     with pytest.raises(TraceError, match="line 2: longer than 1000 bytes"):
         read_recording(written(path, HEAD, asked(ids=range(1000))))
